@@ -1,0 +1,142 @@
+//! Kernel tables for the CPU and the one place that asks what the CPU can do.
+//!
+//! A table holds one body of each row primitive per weight format. Holding a [`RowKernels`] proves
+//! that its instructions exist, because [`RowKernels::available`] alone hands them out.
+//!
+//! Every table keeps one rule, which the equality of dense and sparse results rests on: **the dot
+//! product of a row and a vector is one sum in one fixed order**, whichever primitive computes it
+//! (alone, four rows at once, four rows by four tokens), and so is each element of an `axpy`.
+//! Different tables may use different orders.
+
+pub(crate) mod rows;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use crate::format::WeightFormat;
+
+/// Rows, or tokens, that a primitive takes at once.
+pub(crate) const GROUP: usize = 4;
+
+/// Columns of the decoded panel that [`Table::axpy_tile`] takes.
+pub(crate) const PANEL: usize = 64;
+
+/// The row primitives of one weight format. `rows` are bytes of rows that hold as many values as
+/// `x` or `y`; `ahead` are the rows that come next, brought into the L2 cache on the way.
+pub(crate) struct RowPrimitives {
+    /// `row · x`
+    pub(crate) dot: fn(row: &[u8], x: &[f32]) -> f32,
+    /// `rows[r] · x`
+    pub(crate) dot_group:
+        fn(rows: [&[u8]; GROUP], ahead: [&[u8]; GROUP], x: &[f32]) -> [f32; GROUP],
+    /// `rows[r] · xs[t]`, as `[t][r]`
+    pub(crate) dot_tile: fn(rows: [&[u8]; GROUP], xs: [&[f32]; GROUP]) -> [[f32; GROUP]; GROUP],
+    /// `y += scale · row`
+    pub(crate) axpy: fn(scale: f32, row: &[u8], y: &mut [f32]),
+    /// `y += scales[0] · rows[0]`, then `rows[1]`, …
+    pub(crate) axpy_group:
+        fn(scales: [f32; GROUP], rows: [&[u8]; GROUP], ahead: [&[u8]; GROUP], y: &mut [f32]),
+    /// A row as f32.
+    pub(crate) decode: fn(row: &[u8], values: &mut [f32]),
+}
+
+/// One instruction set's bodies of everything.
+pub(crate) struct Table {
+    name: &'static str,
+    f32: RowPrimitives,
+    f16: RowPrimitives,
+    bf16: RowPrimitives,
+    /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
+    /// each `scales[t]` `n_rows` long.
+    pub(crate) axpy_tile:
+        fn(scales: [&[f32]; GROUP], panel: &[f32], ys: &mut [[f32; PANEL]; GROUP]),
+    /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
+    /// bandwidth. The bytes must begin at a multiple of eight.
+    pub(crate) fold: fn(bytes: &[u8]) -> u64,
+}
+
+/// The CPU kernels of one instruction set.
+///
+/// # Examples
+/// ```
+/// use powerinfer_ops::RowKernels;
+/// assert_eq!(RowKernels::available()[0].name(), "scalar");
+/// assert!(RowKernels::available().contains(&RowKernels::best()));
+/// ```
+#[derive(Clone, Copy)]
+pub struct RowKernels(&'static Table);
+
+impl RowKernels {
+    /// The fastest kernels that this CPU runs; detected once.
+    #[must_use]
+    pub fn best() -> Self {
+        static BEST: OnceLock<RowKernels> = OnceLock::new();
+        *BEST.get_or_init(|| *Self::available().last().expect("scalar kernels run everywhere"))
+    }
+
+    /// All kernels that this CPU runs, slowest first: `scalar`, then `avx2`, `avx512`.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        #[allow(unused_mut, reason = "only x86-64 has more than one table")]
+        let mut tables = vec![Self(&scalar::TABLE)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            if avx2 {
+                tables.push(Self(&avx2::TABLE));
+            }
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl");
+            if avx512 {
+                tables.push(Self(&avx512::TABLE));
+            }
+        }
+        tables
+    }
+
+    /// The instruction set, for instance `"avx512"`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// The primitives of a weight format.
+    pub(crate) fn primitives(self, format: WeightFormat) -> &'static RowPrimitives {
+        match format {
+            WeightFormat::F32 => &self.0.f32,
+            WeightFormat::F16 => &self.0.f16,
+            WeightFormat::BF16 => &self.0.bf16,
+        }
+    }
+
+    /// The primitives that know no weight format.
+    pub(crate) fn table(self) -> &'static Table {
+        self.0
+    }
+}
+
+impl fmt::Debug for RowKernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RowKernels({})", self.name())
+    }
+}
+
+impl PartialEq for RowKernels {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for RowKernels {}

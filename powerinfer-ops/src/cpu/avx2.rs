@@ -1,0 +1,97 @@
+//! The row primitives with AVX2, FMA and F16C: eight values a register.
+
+#![allow(unsafe_code, reason = "intrinsics")]
+
+use std::arch::x86_64::*;
+
+use super::simd::{self, Lanes, Vector, simd_table};
+use super::{GROUP, PANEL, RowPrimitives, Table};
+
+// 16 registers: 8 sums, 4 or 2 values of rows or panel, 1 of a vector or scale.
+simd_table!("avx2", __m256, "avx2,fma,f16c", 2, 2);
+
+// SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
+// as `Vector` requires; no intrinsic used here needs alignment.
+impl Vector for __m256 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_loadu_ps(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_ps(at, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_fmadd_ps(self, factor, addend) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let v = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: see above; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+}
+
+fn fold(bytes: &[u8]) -> u64 {
+    #[target_feature(enable = "avx2")]
+    fn inner(blocks: &[[__m256i; 16]]) -> u64 {
+        let mut folds = [_mm256_setzero_si256(); 16];
+        for block in blocks {
+            for (fold, value) in folds.iter_mut().zip(block) {
+                *fold = _mm256_xor_si256(*fold, *value);
+            }
+        }
+        let all = folds.into_iter().fold(_mm256_setzero_si256(), |a, b| _mm256_xor_si256(a, b));
+        bytemuck::cast::<__m256i, [u64; 4]>(all).into_iter().fold(0, |a, b| a ^ b)
+    }
+    // SAFETY: every bit pattern is a valid register, and `align_to` keeps within the bytes.
+    let (head, blocks, tail) = unsafe { bytes.align_to::<[__m256i; 16]>() };
+    let rest = super::scalar::fold(head) ^ super::scalar::fold(tail);
+    // SAFETY: the table is handed out only where the instructions exist.
+    rest ^ unsafe { inner(blocks) }
+}

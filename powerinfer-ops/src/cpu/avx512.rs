@@ -1,0 +1,98 @@
+//! The row primitives with AVX-512 (F, BW, VL): sixteen values a register.
+
+#![allow(unsafe_code, reason = "intrinsics")]
+
+use std::arch::x86_64::*;
+
+use super::simd::{self, Lanes, Vector, simd_table};
+use super::{GROUP, PANEL, RowPrimitives, Table};
+
+// 32 registers: 16 sums, 4 values of rows or panel, 1 of a vector or scale.
+simd_table!("avx512", __m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 4, 4);
+
+// SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
+// as `Vector` requires; no intrinsic used here needs alignment.
+impl Vector for __m512 {
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_ps(at, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(self, factor, addend) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
+            _mm256_add_ps(_mm512_castps512_ps256(self), high).sum()
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: see above; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+}
+
+fn fold(bytes: &[u8]) -> u64 {
+    #[target_feature(enable = "avx512f,avx2")]
+    fn inner(blocks: &[[__m512i; 8]]) -> u64 {
+        let mut folds = [_mm512_setzero_si512(); 8];
+        for block in blocks {
+            for (fold, value) in folds.iter_mut().zip(block) {
+                *fold = _mm512_xor_si512(*fold, *value);
+            }
+        }
+        let all = folds.into_iter().fold(_mm512_setzero_si512(), |a, b| _mm512_xor_si512(a, b));
+        let half =
+            _mm256_xor_si256(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64::<1>(all));
+        bytemuck::cast::<__m256i, [u64; 4]>(half).into_iter().fold(0, |a, b| a ^ b)
+    }
+    // SAFETY: every bit pattern is a valid register, and `align_to` keeps within the bytes.
+    let (head, blocks, tail) = unsafe { bytes.align_to::<[__m512i; 8]>() };
+    let rest = super::scalar::fold(head) ^ super::scalar::fold(tail);
+    // SAFETY: the table is handed out only where the instructions exist.
+    rest ^ unsafe { inner(blocks) }
+}

@@ -1,0 +1,270 @@
+//! How a row of weights is stored: the list of formats and what each must define.
+
+mod bf16;
+mod f16;
+mod f32;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::OpError;
+
+/// What one file under `format/` defines: how a block of values lies in bytes.
+///
+/// The provided `dot` and `axpy` are the scalar truth of the format: plain loops in index order
+/// with f32 accumulation. Every kernel is measured against them, so they are never tuned.
+pub(crate) trait BlockFormat {
+    /// Name in configurations and command lines.
+    const NAME: &'static str;
+    /// Values in a block.
+    const BLOCK_LEN: usize;
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize;
+
+    /// Writes `BLOCK_LEN` values into `BLOCK_BYTES` bytes, rounding to nearest, ties to even.
+    fn encode_block(values: &[f32], block: &mut [u8]);
+
+    /// Reads `BLOCK_LEN` values from `BLOCK_BYTES` bytes.
+    fn decode_block(block: &[u8], values: &mut [f32]);
+
+    /// `Σ_i row[i] · x[i]`
+    fn dot(row: &[u8], x: &[f32]) -> f32 {
+        let mut values = [0.0; 64];
+        let values = &mut values[..Self::BLOCK_LEN];
+        let mut sum = 0.0;
+        for (block, x) in row.chunks_exact(Self::BLOCK_BYTES).zip(x.chunks_exact(Self::BLOCK_LEN)) {
+            Self::decode_block(block, values);
+            for (value, x) in values.iter().zip(x) {
+                sum += value * x;
+            }
+        }
+        sum
+    }
+
+    /// `y[i] += scale · row[i]`
+    fn axpy(scale: f32, row: &[u8], y: &mut [f32]) {
+        let mut values = [0.0; 64];
+        let values = &mut values[..Self::BLOCK_LEN];
+        let blocks = row.chunks_exact(Self::BLOCK_BYTES).zip(y.chunks_exact_mut(Self::BLOCK_LEN));
+        for (block, y) in blocks {
+            Self::decode_block(block, values);
+            for (value, y) in values.iter().zip(y) {
+                *y += scale * value;
+            }
+        }
+    }
+}
+
+/// How the rows of a [`NeuronMatrix`](crate::NeuronMatrix) are stored.
+///
+/// # Examples
+/// ```
+/// use powerinfer_ops::WeightFormat;
+/// let mut row = [0u8; 6];
+/// WeightFormat::F16.encode(&[1.0, -2.5, 0.1], &mut row);
+/// let mut back = [0.0; 3];
+/// WeightFormat::F16.decode(&row, &mut back);
+/// assert_eq!(back[..2], [1.0, -2.5]);
+/// assert!((back[2] - 0.1).abs() < 1e-4);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WeightFormat {
+    /// IEEE 754 binary32, little endian.
+    F32,
+    /// IEEE 754 binary16, little endian.
+    F16,
+    /// The upper half of a binary32, little endian.
+    BF16,
+}
+
+/// Runs an expression with `$F` bound to the [`BlockFormat`] of a [`WeightFormat`]: the one list
+/// that a new format joins.
+macro_rules! for_format {
+    ($format:expr, $F:ident => $body:expr) => {
+        match $format {
+            WeightFormat::F32 => {
+                type $F = F32;
+                $body
+            }
+            WeightFormat::F16 => {
+                type $F = F16;
+                $body
+            }
+            WeightFormat::BF16 => {
+                type $F = Bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use {bf16::Bf16, f16::F16, f32::F32};
+
+impl WeightFormat {
+    /// Every format, in the order of the list above.
+    pub const ALL: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
+
+    /// The name used in configurations and command lines, for instance `"f16"`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        for_format!(self, F => F::NAME)
+    }
+
+    /// Values in a block; a row holds a multiple of it.
+    #[must_use]
+    pub fn block_len(self) -> usize {
+        for_format!(self, F => F::BLOCK_LEN)
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        for_format!(self, F => F::BLOCK_BYTES)
+    }
+
+    /// Bytes of a row of `n_columns` values, without padding.
+    ///
+    /// # Errors
+    /// [`OpError::RowLength`] if the row does not consist of whole blocks, [`OpError::TooLarge`]
+    /// if it does not fit the address space.
+    pub fn row_bytes(self, n_columns: usize) -> Result<usize, OpError> {
+        let block_len = self.block_len();
+        if !n_columns.is_multiple_of(block_len) {
+            return Err(OpError::RowLength { format: self.name(), block_len, n_columns });
+        }
+        (n_columns / block_len)
+            .checked_mul(self.block_bytes())
+            .ok_or(OpError::TooLarge { n_rows: 1, row_bytes: usize::MAX })
+    }
+
+    /// Reads a row.
+    ///
+    /// # Panics
+    /// If `row` is not as long as `values.len()` values are in this format.
+    pub fn decode(self, row: &[u8], values: &mut [f32]) {
+        self.check(row, values.len());
+        for_format!(self, F => {
+            let blocks = row.chunks_exact(F::BLOCK_BYTES);
+            for (block, values) in blocks.zip(values.chunks_exact_mut(F::BLOCK_LEN)) {
+                F::decode_block(block, values);
+            }
+        });
+    }
+
+    /// Writes a row, rounding to nearest.
+    ///
+    /// # Panics
+    /// If `row` is not as long as `values.len()` values are in this format.
+    pub fn encode(self, values: &[f32], row: &mut [u8]) {
+        self.check(row, values.len());
+        for_format!(self, F => {
+            let blocks = row.chunks_exact_mut(F::BLOCK_BYTES);
+            for (block, values) in blocks.zip(values.chunks_exact(F::BLOCK_LEN)) {
+                F::encode_block(values, block);
+            }
+        });
+    }
+
+    /// `Σ_i row[i] · x[i]`, in index order with f32 accumulation: the definition that kernels
+    /// are tested against.
+    ///
+    /// # Panics
+    /// If `row` is not as long as `x.len()` values are in this format.
+    #[must_use]
+    pub fn dot(self, row: &[u8], x: &[f32]) -> f32 {
+        self.check(row, x.len());
+        for_format!(self, F => F::dot(row, x))
+    }
+
+    /// `y[i] += scale · row[i]`: the definition that kernels are tested against.
+    ///
+    /// # Panics
+    /// If `row` is not as long as `y.len()` values are in this format.
+    pub fn axpy(self, scale: f32, row: &[u8], y: &mut [f32]) {
+        self.check(row, y.len());
+        for_format!(self, F => F::axpy(scale, row, y));
+    }
+
+    fn check(self, row: &[u8], n_values: usize) {
+        let expected = n_values / self.block_len() * self.block_bytes();
+        assert!(
+            n_values.is_multiple_of(self.block_len()) && row.len() == expected,
+            "{n_values} values in {self} take {expected} bytes, found {}",
+            row.len()
+        );
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for WeightFormat {
+    type Err = OpError;
+
+    fn from_str(name: &str) -> Result<Self, OpError> {
+        Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| {
+            OpError::UnknownFormat { found: name.to_owned(), supported: "f32, f16, bf16" }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_formats_are_one_to_one() {
+        for format in WeightFormat::ALL {
+            assert_eq!(format.name().parse::<WeightFormat>().unwrap(), format);
+        }
+        assert!(matches!("q8_1".parse::<WeightFormat>(), Err(OpError::UnknownFormat { .. })));
+    }
+
+    #[test]
+    fn what_was_encoded_decodes_within_half_a_unit_in_the_last_place() {
+        for (format, epsilon) in
+            [(WeightFormat::F32, 0.0), (WeightFormat::F16, 4.9e-4), (WeightFormat::BF16, 3.91e-3)]
+        {
+            let values: Vec<f32> = (-50..50).map(|i| i as f32 * 0.0371).collect();
+            let mut row = vec![0; format.row_bytes(values.len()).unwrap()];
+            format.encode(&values, &mut row);
+            let mut back = vec![0.0; values.len()];
+            format.decode(&row, &mut back);
+            for (value, back) in values.iter().zip(&back) {
+                assert!((value - back).abs() <= epsilon * value.abs(), "{format}: {value} {back}");
+            }
+            let mut again = vec![0; row.len()];
+            format.encode(&back, &mut again);
+            assert_eq!(row, again, "{format}: encoding what was decoded changes nothing");
+        }
+    }
+
+    #[test]
+    fn bytes_are_the_standard_little_endian_ones() {
+        let cases: [(WeightFormat, &[u8]); 3] = [
+            (WeightFormat::F32, &[0x00, 0x00, 0xC0, 0xBF]),
+            (WeightFormat::F16, &[0x00, 0xBE]),
+            (WeightFormat::BF16, &[0xC0, 0xBF]),
+        ];
+        for (format, expected) in cases {
+            let mut row = vec![0; expected.len()];
+            format.encode(&[-1.5], &mut row);
+            assert_eq!(row, expected, "{format}");
+        }
+    }
+
+    #[test]
+    fn rounding_is_to_nearest_with_ties_to_even() {
+        let mut row = [0; 2];
+        // halfway between 1 and the next f16 goes to the even neighbour, which is 1
+        WeightFormat::F16.encode(&[1.0 + 2f32.powi(-11)], &mut row);
+        assert_eq!(row, [0x00, 0x3C]);
+        WeightFormat::BF16.encode(&[1.0 + 2f32.powi(-8)], &mut row);
+        assert_eq!(row, [0x80, 0x3F]);
+        WeightFormat::BF16.encode(&[1.0 + 3.0 * 2f32.powi(-8)], &mut row);
+        assert_eq!(row, [0x82, 0x3F]);
+    }
+}

@@ -1,0 +1,95 @@
+//! Neuron-aware operators for [candle](candle_core): a row of a weight matrix is a neuron, and only
+//! the rows that are asked for are read.
+//!
+//! PowerInfer (arXiv 2312.12456, "Neuron-aware Operator") computes the feed-forward network of a
+//! ReLU model only for the neurons that fire. These operators do that work on the CPU, and the
+//! dense projections around it with the same kernels.
+//!
+//! # Operators
+//!
+//! | operator | computes | reads |
+//! |---|---|---|
+//! | [`sparse_matvec`] | `mask ⊙ (x · Wᵀ)`: gate and up | the picked rows |
+//! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
+//! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
+//! | [`linear`], [`linear_into`] | `x · Wᵀ + b` | all rows |
+//! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
+//! | [`embed`] | rows by token id | one row a token |
+//! | [`residual_add`], [`add_bias`] | sums of activations | – |
+//!
+//! [`with_f32`] lends the values of a tensor as a slice.
+//!
+//! Activations are contiguous f32 candle tensors `[n_tokens, d_model]`; weights are
+//! [`NeuronMatrix`]es in any [`WeightFormat`].
+//!
+//! # What is promised
+//!
+//! - **Same bits.** Every product of a row and a token is one sum in one fixed order, and so is every
+//!   column of a weighted sum of rows. Skipped or computed, alone or among other tokens, on one
+//!   thread or many: the same bits. Only another instruction set or another split of the neurons
+//!   changes the rounding.
+//! - **Nothing silent.** A wrong shape, type, device or stride is an [`OpError`] that names the
+//!   operator and the operand.
+//!
+//! # Kernels
+//!
+//! [`RowKernels`] are chosen at run time: `scalar` (the definition, everywhere), `avx2` (with FMA
+//! and F16C) and `avx512` (F, BW, VL). Other architectures run the scalar kernels.
+//!
+//! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].
+//!
+//! # Examples
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use powerinfer_ops::{ActivationMask, NeuronMatrix, WeightFormat, sparse_matvec};
+//!
+//! let gate = NeuronMatrix::from_f32(WeightFormat::F16, 4, 2, &[1., 1., 2., 0., 0., 3., -1., 4.])?;
+//! let mut mask = ActivationMask::new(1, 4);
+//! mask.set(0, 1);
+//! mask.set(0, 3);
+//! let x = Tensor::new(&[[0.5f32, 2.0]], &Device::Cpu)?;
+//! let y = sparse_matvec(&gate, &mask, &x)?;
+//! assert_eq!(y.to_vec2::<f32>()?, [[0.0, 1.0, 0.0, 7.5]]);
+//! # Ok::<(), powerinfer_ops::OpError>(())
+//! ```
+//!
+//! # Limits
+//!
+//! Formats are f32, f16 and bf16. `unsafe` is confined to the files of one instruction set each.
+#![deny(unsafe_code)]
+
+mod activation;
+pub mod attention;
+mod bandwidth;
+mod bytes;
+mod cpu;
+mod embedding;
+mod error;
+mod ffn;
+mod format;
+mod mask;
+mod matrix;
+mod par_fill;
+mod residual;
+mod sparse_axpy;
+mod sparse_matvec;
+mod tensor;
+mod threads;
+mod workspace;
+
+pub use activation::Activation;
+pub use bandwidth::{ReadBandwidth, read_bandwidth};
+pub use cpu::RowKernels;
+pub use embedding::embed;
+pub use error::OpError;
+pub use ffn::{FfnCounts, FfnWeights, Neurons, ffn};
+pub use format::WeightFormat;
+pub use mask::{ActivationMask, NeuronIds};
+pub use matrix::NeuronMatrix;
+pub use par_fill::par_fill;
+pub use residual::{add_bias, residual_add};
+pub use sparse_axpy::{SparseAxpy, sparse_axpy};
+pub use sparse_matvec::{SparseMatvec, linear, linear_into, sparse_matvec};
+pub use tensor::with_f32;
+pub use threads::ThreadPool;
+pub use workspace::Workspace;
