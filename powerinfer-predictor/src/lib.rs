@@ -1,0 +1,99 @@
+//! Which neurons will fire: predictors, and what they are measured by.
+//!
+//! A predictor sees what a feed-forward network is about to see, [`FfnInputs`], and lists the
+//! neurons worth running, one list a token (PowerInfer, "Adaptive Sparsity Predictors"). Neurons
+//! that it leaves out count as not firing; those that it lists in vain cost time only.
+//!
+//! | predictor | lists | for |
+//! |---|---|---|
+//! | [`Oracle`] | the neurons that fire | measuring all others |
+//! | [`All`] | every neuron | dense inference along the same path |
+//!
+//! [`Quality`] tells how far a predictor is from the oracle.
+//!
+//! # Examples
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use powerinfer_ops::{Activation, ActivationMask, NeuronMatrix, WeightFormat};
+//! use powerinfer_predictor::{ActivationPredictor, All, FfnInputs, Oracle, Quality};
+//!
+//! let gate = NeuronMatrix::from_f32(WeightFormat::F32, 2, 2, &[1., 0., -1., 0.])?;
+//! let x = Tensor::new(&[[3f32, 1.]], &Device::Cpu)?;
+//! let inputs = FfnInputs { residual: &x, normed: &x };
+//!
+//! let (mut truth, mut guess) = (Vec::new(), Vec::new());
+//! Oracle::new(gate, None, Activation::Relu)?.predict(&inputs, &mut truth)?;
+//! All::new(2).predict(&inputs, &mut guess)?;
+//! assert_eq!(truth[0].as_slice(), &[0]);
+//!
+//! let mask = |ids: &[_]| ActivationMask::from_ids(ids, 2);
+//! let quality = Quality::measure(&mask(&guess)?, &mask(&truth)?)?;
+//! assert_eq!((quality.recall(), quality.precision(), quality.density()), (1.0, 0.5, 1.0));
+//! # Ok::<(), powerinfer_predictor::Error>(())
+//! ```
+//!
+//! # Limits
+//!
+//! Predictors that save work, trained or made from low-bit weights, are not here yet.
+#![forbid(unsafe_code)]
+
+mod all;
+mod error;
+mod oracle;
+mod quality;
+
+use std::fmt;
+
+use candle_core::Tensor;
+use powerinfer_ops::NeuronIds;
+
+pub use all::All;
+pub use error::{Error, Result};
+pub use oracle::Oracle;
+pub use quality::Quality;
+
+/// What a feed-forward network is about to see, each `[n_tokens, d_model]` f32.
+#[derive(Debug, Clone, Copy)]
+pub struct FfnInputs<'a> {
+    /// The residual stream.
+    pub residual: &'a Tensor,
+    /// The same after the norm before the network: what gate and up are multiplied with.
+    pub normed: &'a Tensor,
+}
+
+/// Lists the neurons that will fire.
+pub trait ActivationPredictor: fmt::Debug + Send + Sync {
+    /// Replaces `picks` by one list of neurons a token.
+    ///
+    /// # Errors
+    /// [`Error::Op`] if the inputs have another shape than the predictor was made for.
+    fn predict(&self, inputs: &FfnInputs<'_>, picks: &mut Vec<NeuronIds>) -> Result<()>;
+
+    /// Which kind of predictor this is.
+    fn kind(&self) -> PredictorKind;
+}
+
+/// The kinds of predictors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PredictorKind {
+    /// [`All`].
+    All,
+    /// [`Oracle`].
+    Oracle,
+}
+
+impl fmt::Display for PredictorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::All => "all",
+            Self::Oracle => "oracle",
+        })
+    }
+}
+
+/// Makes `picks` as long as there are tokens, all lists empty, keeping their memory.
+fn clear_picks(picks: &mut Vec<NeuronIds>, n_tokens: usize) {
+    picks.resize_with(n_tokens, NeuronIds::new);
+    picks.iter_mut().for_each(NeuronIds::clear);
+}
