@@ -1,0 +1,53 @@
+//! The one error type of this crate.
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong while a model is loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file, a tensor or an operator.
+    #[error(transparent)]
+    Core(#[from] powerinfer_core::Error),
+    /// A predictor does not fit its layer.
+    #[error(transparent)]
+    Predictor(#[from] powerinfer_predictor::Error),
+    /// Sparse inference was asked for, but every neuron of the model fires.
+    #[error(
+        "sparsity `{sparsity}` needs an activation that is zero for most neurons (relu), \
+         the model has `{activation}`; use `auto` or `dense`"
+    )]
+    NotSparse {
+        /// The mode that was asked for.
+        sparsity: powerinfer_core::Sparsity,
+        /// The activation of the model.
+        activation: powerinfer_ops::Activation,
+    },
+    /// A mode that this loader does not know.
+    #[error("sparsity `{sparsity}` is not supported by this loader")]
+    UnsupportedSparsity {
+        /// The mode that was asked for.
+        sparsity: powerinfer_core::Sparsity,
+    },
+    /// A density that no synthetic model can have.
+    #[error("density must lie between 0.001 and 0.999, found {found}")]
+    Density {
+        /// The density that was asked for.
+        found: f64,
+    },
+    /// A synthetic model that does not exist.
+    #[error("unknown synthetic model {found:?}, supported: {supported}")]
+    UnknownSynthetic {
+        /// The name that was given.
+        found: String,
+        /// The names that are known.
+        supported: String,
+    },
+}
+
+impl From<powerinfer_ops::OpError> for Error {
+    fn from(error: powerinfer_ops::OpError) -> Self {
+        Self::Core(error.into())
+    }
+}

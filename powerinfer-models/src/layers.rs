@@ -1,0 +1,27 @@
+//! The layers that architectures are built from: shared and configured, never copied.
+//!
+//! Activations are f32 tensors `[n_tokens, d_model]` on the CPU.
+
+mod attention;
+mod block;
+mod decoder;
+mod embedding;
+mod ffn_shard;
+mod head;
+mod linear;
+mod norm;
+mod rotary;
+mod sparse_ffn;
+
+pub use attention::{Attention, AttentionHeads};
+pub use block::{Block, Pass};
+pub use decoder::Decoder;
+pub use embedding::Embedding;
+pub use ffn_shard::FfnShard;
+pub use head::Head;
+pub use linear::Linear;
+pub use norm::RmsNorm;
+pub use rotary::{Rotary, RotaryTable};
+pub use sparse_ffn::SparseFfn;
+
+pub use crate::loader::FfnTensors;

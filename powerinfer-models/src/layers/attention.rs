@@ -1,0 +1,92 @@
+//! Self-attention with grouped queries over the key-value cache.
+
+use candle_core::Tensor;
+use powerinfer_core::{KvCache, Result};
+use powerinfer_ops::attention::{AttentionShape, causal_attention};
+
+use crate::layers::{Linear, RotaryTable};
+
+/// Heads of an attention layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AttentionHeads {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads, each shared by `n_heads / n_kv_heads` query heads.
+    pub n_kv_heads: usize,
+    /// Values of a head.
+    pub d_head: usize,
+}
+
+impl AttentionHeads {
+    /// Heads of the given numbers and width.
+    #[must_use]
+    pub fn new(n_heads: usize, n_kv_heads: usize, d_head: usize) -> Self {
+        Self { n_heads, n_kv_heads, d_head }
+    }
+
+    /// Width of all query heads.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.n_heads * self.d_head
+    }
+
+    /// Width of all key heads.
+    #[must_use]
+    pub fn kv_width(&self) -> usize {
+        self.n_kv_heads * self.d_head
+    }
+}
+
+/// Causal self-attention.
+#[derive(Debug, Clone)]
+pub struct Attention {
+    /// `[n_heads · d_head, d_model]`
+    pub query: Linear,
+    /// `[n_kv_heads · d_head, d_model]`
+    pub key: Linear,
+    /// `[n_kv_heads · d_head, d_model]`
+    pub value: Linear,
+    /// `[d_model, n_heads · d_head]`
+    pub output: Linear,
+    /// How the widths divide into heads.
+    pub heads: AttentionHeads,
+}
+
+impl Attention {
+    /// Attends from each token of `x` `[n_tokens, d_model]`, which follow those in the cache, to
+    /// itself and all before it. The cache has room reserved for them.
+    ///
+    /// # Errors
+    /// [`Error`](powerinfer_core::Error) of the cache or an operator.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        rotary: &RotaryTable,
+        layer: usize,
+        cache: &mut KvCache,
+    ) -> Result<Tensor> {
+        let queries = rotary.apply(&self.query.forward(x)?)?;
+        let keys = rotary.apply(&self.key.forward(x)?)?;
+        let values = self.value.forward(x)?;
+        powerinfer_ops::with_f32(&keys, |keys| {
+            powerinfer_ops::with_f32(&values, |values| cache.write(layer, keys, values))
+        })?;
+        let AttentionHeads { n_heads, n_kv_heads, d_head } = self.heads;
+        let shape = AttentionShape {
+            n_heads,
+            n_kv_heads,
+            d_head,
+            scale: 1.0 / (d_head as f32).sqrt(),
+            first_position: cache.len(),
+        };
+        let attended = causal_attention(&queries, &cache.layer(layer), shape)?;
+        self.output.forward(&attended)
+    }
+
+    /// Bytes that a pass reads.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        [&self.query, &self.key, &self.value, &self.output].map(Linear::size_bytes).iter().sum()
+    }
+}

@@ -1,0 +1,108 @@
+//! A stack of blocks between embeddings and head: the one `CausalLm` of all architectures.
+
+use powerinfer_core::{CausalLm, Error, KvCache, ModelConfig, ModelInfo, Result, Sparsity, Step};
+
+use crate::layers::block::Pass;
+use crate::layers::{Block, Embedding, Head, RmsNorm, Rotary};
+use crate::loader::Loaded;
+
+/// A decoder-only transformer.
+#[derive(Debug, Clone)]
+pub struct Decoder {
+    info: ModelInfo,
+    embedding: Embedding,
+    rotary: Rotary,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+    head: Head,
+}
+
+impl Decoder {
+    /// Stacks `blocks`. Give it an [`info`](Self::with_info) before use.
+    #[must_use]
+    pub fn new(
+        embedding: Embedding,
+        rotary: Rotary,
+        blocks: Vec<Block>,
+        norm: RmsNorm,
+        head: Head,
+    ) -> Self {
+        Self { info: ModelInfo::default(), embedding, rotary, blocks, norm, head }
+    }
+
+    /// Says what the model is; [`ModelInfo::kv`] and [`ModelInfo::sparsity`] take effect.
+    #[must_use]
+    pub fn with_info(mut self, info: ModelInfo) -> Self {
+        self.info = info;
+        self
+    }
+
+    /// Fills in the info of a loaded model.
+    pub(crate) fn describe(
+        &mut self,
+        config: &ModelConfig,
+        sparsity: Sparsity,
+        loaded: Loaded,
+        ignored: &[String],
+    ) {
+        let mut notes = loaded.notes;
+        if !config.activation.is_sparse() {
+            notes.push(format!(
+                "`{}` fires for every neuron: this model is not sparse and runs densely",
+                config.activation
+            ));
+        }
+        if !ignored.is_empty() {
+            notes.push(format!("tensors that are not needed: {}", ignored.join(", ")));
+        }
+        let mut info = ModelInfo::default();
+        info.architecture.clone_from(&config.model_type);
+        info.n_layers = config.n_layers;
+        info.d_model = config.d_model;
+        info.d_ff = config.d_ff;
+        info.vocab_size = config.vocab_size;
+        info.max_context = config.max_context;
+        info.kv = config.kv_shape();
+        info.activation = config.activation.to_string();
+        info.sparsity = sparsity;
+        info.n_parameters = loaded.n_parameters;
+        info.weight_bytes = loaded.weight_bytes;
+        info.dtypes = loaded.dtypes.iter().map(ToString::to_string).collect();
+        info.eos_token_ids.clone_from(&config.eos_token_ids);
+        info.bos_token_id = config.bos_token_id;
+        info.notes = notes;
+        self.info = info;
+    }
+}
+
+impl CausalLm for Decoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let mut x = self.embedding.forward(tokens)?;
+        cache.reserve(tokens.len())?;
+        let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
+        let rotary = &self.rotary.table(cache.len(), tokens.len())?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let pass = Pass { layer, sparsity, rotary };
+            x = block.forward(&x, pass, cache, step)?;
+            step.stats.weight_bytes += block.dense_bytes() as u64;
+        }
+        let n_rows = step.wanted.n_rows(tokens.len());
+        step.logits.clear();
+        if n_rows > 0 {
+            let last = self.norm.forward(&x.narrow(0, tokens.len() - n_rows, n_rows)?)?;
+            self.head.forward(&last, &mut step.logits)?;
+            step.stats.weight_bytes += (self.head.size_bytes() + self.norm.size_bytes()) as u64;
+        }
+        step.stats.weight_bytes += (tokens.len() * self.embedding.table().row_bytes()) as u64;
+        step.stats.n_tokens += tokens.len() as u64;
+        cache.commit();
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+//! Architectures: from a model folder to a [`CausalLm`](powerinfer_core::CausalLm).
+//!
+//! [`load`] is the whole flow: configuration → weights → placement → layers. An architecture is one
+//! file that says in which order its blocks come and what its tensors are called; all arithmetic
+//! is in [`layers`], which are public so that models of one's own can be built from them.
+//!
+//! | `model_type` | what it covers |
+//! |---|---|
+//! | `llama` | grouped queries, rotary embedding (default, linear, llama3), biases, tied and untied heads; `relu` sparsely, `silu` densely |
+//!
+//! # Modes
+//!
+//! - [`Sparsity::Dense`](powerinfer_core::Sparsity): every neuron.
+//! - [`Sparsity::Exact`](powerinfer_core::Sparsity): the gate in full, up and down for the neurons that
+//!   it lets through. The same logits as dense, to the bit.
+//! - [`Sparsity::Auto`](powerinfer_core::Sparsity): exact where the activation is sparse, else dense.
+//!
+//! # Examples
+//!
+//! A small model with random weights, run without any file:
+//!
+//! ```
+//! use powerinfer_core::{CausalLm, Step};
+//! use powerinfer_models::LoadOptions;
+//! use powerinfer_models::synthetic::{Synthetic, SyntheticShape};
+//!
+//! let synthetic = Synthetic::new(SyntheticShape::Tiny, 0.1, 7)?;
+//! let model = synthetic.load(&LoadOptions::default())?;
+//! let (mut cache, mut step) = (model.new_cache(), Step::default());
+//! model.forward(&[1, 5, 9], &mut cache, &mut step)?;
+//! assert_eq!(step.logits.len(), model.info().vocab_size);
+//! assert!((step.stats.density() - 0.1).abs() < 0.02);
+//! # Ok::<(), powerinfer_models::Error>(())
+//! ```
+//!
+//! # Limits
+//!
+//! Weights come from safetensors. Everything runs on the CPU.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod layers;
+mod llama;
+mod load;
+mod loader;
+mod registry;
+pub mod synthetic;
+
+pub use error::{Error, Result};
+pub use load::{LoadOptions, load};
+pub use loader::Loader;
+pub use registry::supported_model_types;

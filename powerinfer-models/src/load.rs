@@ -1,0 +1,104 @@
+//! The whole flow: files → weights → placement → layers.
+
+use std::path::Path;
+
+use powerinfer_core::{
+    CausalLm, Error as CoreError, ModelConfig, Placement, Sparsity, WeightStore,
+};
+use powerinfer_ops::WeightFormat;
+
+use crate::error::{Error, Result};
+use crate::loader::Loader;
+use crate::registry;
+
+/// How to hold and run a model.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct LoadOptions {
+    /// What the weights are held as; `None` keeps each tensor's own type.
+    pub dtype: Option<WeightFormat>,
+    /// Which neurons are computed.
+    pub sparsity: Sparsity,
+    /// Which neurons are hot; `None` keeps all neurons of a layer together.
+    pub placement: Option<Placement>,
+}
+
+impl LoadOptions {
+    /// Holds all matrices in one format.
+    #[must_use]
+    pub fn with_dtype(mut self, dtype: Option<WeightFormat>) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Chooses which neurons are computed.
+    #[must_use]
+    pub fn with_sparsity(mut self, sparsity: Sparsity) -> Self {
+        self.sparsity = sparsity;
+        self
+    }
+
+    /// Splits the neurons of each layer into hot and cold.
+    #[must_use]
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.placement = Some(placement);
+        self
+    }
+}
+
+/// Loads a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
+/// `model.safetensors` or the shards of `model.safetensors.index.json`.
+///
+/// Runs on the current thread pool; see [`ThreadPool`](powerinfer_ops::ThreadPool).
+///
+/// # Errors
+/// [`Error::Core`] naming the file and field or tensor that is missing, misshapen or unknown;
+/// [`Error::NotSparse`] if sparse inference was asked for and the model is not sparse.
+///
+/// # Examples
+/// ```no_run
+/// use powerinfer_models::{LoadOptions, load};
+/// let model = load("relu-llama-7b".as_ref(), &LoadOptions::default())?;
+/// println!("{:?}", model.info());
+/// # Ok::<(), powerinfer_models::Error>(())
+/// ```
+pub fn load(dir: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
+    let config = ModelConfig::from_dir(dir, &registry::supported_model_types())?;
+    build(&config, WeightStore::open(dir)?, options)
+}
+
+/// Builds a model of a known architecture from any source of weights.
+pub(crate) fn build(
+    config: &ModelConfig,
+    mut store: WeightStore,
+    options: &LoadOptions,
+) -> Result<Box<dyn CausalLm>> {
+    let model_type = config.model_type.as_str();
+    let architecture = registry::find(model_type).ok_or_else(|| CoreError::UnknownModelType {
+        path: "config.json".into(),
+        found: model_type.to_owned(),
+        supported: registry::supported_model_types().join(", "),
+    })?;
+    let sparsity = resolve(options.sparsity, config)?;
+    if let Some(placement) = &options.placement {
+        placement.check(config.n_layers, config.d_ff)?;
+    }
+    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
+    let mut model = (architecture.build)(config, &mut loader)?;
+    let loaded = loader.finish();
+    let ignored = store.finish(&architecture.is_ignorable)?;
+    model.describe(config, sparsity, loaded, &ignored);
+    Ok(Box::new(model))
+}
+
+/// What a mode means for a model.
+fn resolve(sparsity: Sparsity, config: &ModelConfig) -> Result<Sparsity> {
+    let activation = config.activation;
+    match sparsity {
+        Sparsity::Auto if activation.is_sparse() => Ok(Sparsity::Exact),
+        Sparsity::Auto | Sparsity::Dense => Ok(Sparsity::Dense),
+        Sparsity::Exact if activation.is_sparse() => Ok(Sparsity::Exact),
+        Sparsity::Exact => Err(Error::NotSparse { sparsity, activation }),
+        _ => Err(Error::UnsupportedSparsity { sparsity }),
+    }
+}

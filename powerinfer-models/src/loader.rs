@@ -1,0 +1,163 @@
+//! Takes layers out of a weight store and keeps count of what they hold.
+
+use powerinfer_core::{Layout, Placement, Result, WeightStore};
+use powerinfer_ops::{Activation, FfnWeights, NeuronMatrix, WeightFormat};
+
+use crate::layers::{FfnShard, Linear, RmsNorm, SparseFfn};
+
+/// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    store: &'a mut WeightStore,
+    dtype: Option<WeightFormat>,
+    placement: Option<&'a Placement>,
+    loaded: Loaded,
+}
+
+/// What was loaded.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Loaded {
+    pub(crate) n_parameters: u64,
+    pub(crate) weight_bytes: u64,
+    pub(crate) dtypes: Vec<WeightFormat>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Names and sizes of a feed-forward network's tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct FfnTensors<'a> {
+    /// Prefix of the gate, `[d_ff, d_model]`: `.weight` and `.bias` are appended.
+    pub gate: &'a str,
+    /// Prefix of the up projection, `[d_ff, d_model]`, of a gated network.
+    pub up: Option<&'a str>,
+    /// Prefix of the down projection, `[d_model, d_ff]`.
+    pub down: &'a str,
+    /// Neurons.
+    pub d_ff: usize,
+    /// Values of a token.
+    pub d_model: usize,
+    /// Whether the three have biases.
+    pub bias: bool,
+    /// What is applied to the gate products.
+    pub activation: Activation,
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that holds matrices as `dtype`, or as the file does.
+    #[must_use]
+    pub fn new(
+        store: &'a mut WeightStore,
+        dtype: Option<WeightFormat>,
+        placement: Option<&'a Placement>,
+    ) -> Self {
+        Self { store, dtype, placement, loaded: Loaded::default() }
+    }
+
+    /// Whether the store has a tensor of that name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.store.contains(name)
+    }
+
+    /// Adds a sentence to the notes of the model.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.loaded.notes.push(note.into());
+    }
+
+    /// Takes a matrix `[n_neurons, d_model]` that the file holds the same way.
+    ///
+    /// # Errors
+    /// As [`WeightStore::matrix`].
+    pub fn matrix(&mut self, name: &str, n_neurons: usize, d_model: usize) -> Result<NeuronMatrix> {
+        self.take(name, n_neurons, d_model, Layout::NeuronMajor)
+    }
+
+    /// Takes `{prefix}.weight`, `[n_out, n_in]`, and `{prefix}.bias` if there is to be one.
+    ///
+    /// # Errors
+    /// As [`WeightStore::matrix`].
+    pub fn linear(
+        &mut self,
+        prefix: &str,
+        n_out: usize,
+        n_in: usize,
+        bias: bool,
+    ) -> Result<Linear> {
+        let weights = self.matrix(&format!("{prefix}.weight"), n_out, n_in)?;
+        Linear::new(weights, self.bias(prefix, n_out, bias)?)
+    }
+
+    /// Takes the scales of a norm, `{prefix}.weight`, `[d_model]`.
+    ///
+    /// # Errors
+    /// As [`WeightStore::vector`].
+    pub fn rms_norm(&mut self, prefix: &str, d_model: usize, eps: f64) -> Result<RmsNorm> {
+        RmsNorm::new(self.vector(&format!("{prefix}.weight"), d_model)?, eps)
+    }
+
+    /// Takes the feed-forward network of a layer and splits it as the placement says.
+    ///
+    /// # Errors
+    /// As [`WeightStore::matrix`].
+    pub fn ffn(&mut self, layer: usize, tensors: FfnTensors<'_>) -> Result<SparseFfn> {
+        let FfnTensors { d_ff, d_model, bias, .. } = tensors;
+        let weight = |prefix: &str| format!("{prefix}.weight");
+        let gate = self.matrix(&weight(tensors.gate), d_ff, d_model)?;
+        let up = tensors.up.map(|up| self.matrix(&weight(up), d_ff, d_model)).transpose()?;
+        let down = self.take(&weight(tensors.down), d_ff, d_model, Layout::Transposed)?;
+        let gate_bias = self.bias(tensors.gate, d_ff, bias)?;
+        let up_bias = match tensors.up {
+            Some(up) => self.bias(up, d_ff, bias)?,
+            None => None,
+        };
+        let down_bias = self.bias(tensors.down, d_model, bias)?;
+        let weights =
+            FfnWeights::new(gate, up, down, tensors.activation)?.with_biases(gate_bias, up_bias)?;
+        let shards = match self.placement {
+            Some(placement) => {
+                let (hot, cold) = (placement.hot(layer).clone(), placement.cold(layer));
+                vec![FfnShard::pick(&weights, hot)?, FfnShard::pick(&weights, cold)?]
+            }
+            None => vec![FfnShard::whole(weights)],
+        };
+        SparseFfn::new(shards, down_bias)
+    }
+
+    /// What was loaded.
+    pub(crate) fn finish(self) -> Loaded {
+        self.loaded
+    }
+
+    fn take(
+        &mut self,
+        name: &str,
+        n_neurons: usize,
+        d_model: usize,
+        layout: Layout,
+    ) -> Result<NeuronMatrix> {
+        let matrix = self.store.matrix(name, n_neurons, d_model, layout, self.dtype)?;
+        self.loaded.n_parameters += (n_neurons * d_model) as u64;
+        self.loaded.weight_bytes += matrix.size_bytes() as u64;
+        if !self.loaded.dtypes.contains(&matrix.format()) {
+            self.loaded.dtypes.push(matrix.format());
+        }
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let values = self.store.vector(name, len)?;
+        self.loaded.n_parameters += len as u64;
+        self.loaded.weight_bytes += size_of_val(values.as_slice()) as u64;
+        Ok(values)
+    }
+
+    fn bias(&mut self, prefix: &str, len: usize, wanted: bool) -> Result<Option<Vec<f32>>> {
+        wanted.then(|| self.vector(&format!("{prefix}.bias"), len)).transpose()
+    }
+
+    /// Forgets a matrix that turned out to be a copy of another.
+    pub(crate) fn uncount(&mut self, matrix: &NeuronMatrix) {
+        self.loaded.n_parameters -= (matrix.n_neurons() * matrix.d_model()) as u64;
+        self.loaded.weight_bytes -= matrix.size_bytes() as u64;
+    }
+}
