@@ -240,9 +240,8 @@ impl Run<'_> {
         let Workspace { h, up, .. } = workspace;
         up.resize(h.len(), 0.0);
         rows::matvec(self.kernels, matrix, self.x, up);
-        for (h, up) in
-            h.chunks_exact_mut(matrix.n_neurons()).zip(up.chunks_exact_mut(matrix.n_neurons()))
-        {
+        let n_neurons = matrix.n_neurons().max(1);
+        for (h, up) in h.chunks_exact_mut(n_neurons).zip(up.chunks_exact_mut(n_neurons)) {
             add_bias(up, self.weights.up_bias.as_deref());
             // a neuron that does not fire stays at zero, whatever its up product is
             h.iter_mut().zip(up).for_each(|(h, up)| *h = if *h == 0.0 { 0.0 } else { *h * *up });

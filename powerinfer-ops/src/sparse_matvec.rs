@@ -154,7 +154,7 @@ impl CustomOp1 for Linear<'_> {
         let mut y = vec![0.0; n_tokens * n_out];
         rows::matvec(RowKernels::best(), self.w, x, &mut y);
         if let Some(bias) = self.bias {
-            for y in y.chunks_exact_mut(n_out) {
+            for y in y.chunks_exact_mut(n_out.max(1)) {
                 y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
             }
         }

@@ -1,6 +1,7 @@
 //! Running a stored model the way the laws need it.
 
 use std::num::NonZeroUsize;
+use std::sync::LazyLock;
 
 use powerinfer_core::{CausalLm, KvCache, Sparsity, Step, StepStats, WantedLogits};
 use powerinfer_models::{LoadOptions, load};
@@ -42,7 +43,10 @@ pub(crate) fn load_fixture_as(
     load(&fixture.model_dir, &options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
 }
 
-/// A pool of that many threads; every pass of the laws runs inside one, as an engine's do.
+/// What every pass runs in that is not about threads: a pool of our own, as an engine's do.
+static POOL: LazyLock<ThreadPool> = LazyLock::new(|| pool(2));
+
+/// A pool of that many threads.
 pub(crate) fn pool(n_threads: usize) -> ThreadPool {
     ThreadPool::new(NonZeroUsize::new(n_threads)).expect("a pool of a few threads")
 }
@@ -54,7 +58,7 @@ pub(crate) fn forward(
     tokens: &[u32],
 ) -> powerinfer_core::Result<Run> {
     let mut step = Step { wanted: WantedLogits::All, ..Step::default() };
-    pool(2).install(|| model.forward(tokens, cache, &mut step))?;
+    POOL.install(|| model.forward(tokens, cache, &mut step))?;
     Ok(Run { logits: step.logits, stats: step.stats })
 }
 
