@@ -1,0 +1,209 @@
+//! Typed access to the fields of a JSON object, with errors that name file and field.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+/// How much of a wrong value an error repeats.
+const SHOWN_CHARS: usize = 60;
+
+/// The fields of one object; nested ones carry the path to them.
+pub(super) struct Fields<'a> {
+    path: &'a Path,
+    prefix: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
+        Self { path, prefix: String::new(), map }
+    }
+
+    pub(super) fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// A field that is there and not `null`.
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Whether `name` is there and nothing else is.
+    pub(super) fn has_only(&self, name: &str) -> bool {
+        self.get(name).is_some() && self.map.len() == 1
+    }
+
+    /// The error for a field whose value is not `expected`.
+    pub(super) fn error(&self, name: &str, expected: impl Into<String>) -> Error {
+        Error::Config {
+            path: self.path.to_owned(),
+            field: format!("{}{name}", self.prefix),
+            expected: expected.into(),
+            found: self.map.get(name).map_or_else(|| "nothing".to_owned(), shown),
+        }
+    }
+
+    /// Fails if the field is there.
+    pub(super) fn refuse(&self, name: &str, expected: &str) -> Result<()> {
+        self.get(name).map_or(Ok(()), |_| Err(self.error(name, expected)))
+    }
+
+    /// A whole number from 1 to `max`.
+    pub(super) fn count(&self, name: &str, max: usize) -> Result<usize> {
+        self.optional_count(name, max)?.ok_or_else(|| self.error(name, whole_number(max)))
+    }
+
+    pub(super) fn optional_count(&self, name: &str, max: usize) -> Result<Option<usize>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+        match count.filter(|count| (1..=max).contains(count)) {
+            Some(count) => Ok(Some(count)),
+            None => Err(self.error(name, whole_number(max))),
+        }
+    }
+
+    /// A finite number above 0.
+    pub(super) fn positive(&self, name: &str) -> Result<f64> {
+        self.optional_positive(name)?.ok_or_else(|| self.error(name, POSITIVE))
+    }
+
+    pub(super) fn optional_positive(&self, name: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match value.as_f64().filter(|number| number.is_finite() && *number > 0.0) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.error(name, POSITIVE)),
+        }
+    }
+
+    /// True or false; false if absent.
+    pub(super) fn flag(&self, name: &str) -> Result<bool> {
+        let Some(value) = self.get(name) else {
+            return Ok(false);
+        };
+        value.as_bool().ok_or_else(|| self.error(name, "true or false"))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<&'a str> {
+        self.optional_text(name)?.ok_or_else(|| self.error(name, "a string"))
+    }
+
+    pub(super) fn optional_text(&self, name: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        value.as_str().map(Some).ok_or_else(|| self.error(name, "a string"))
+    }
+
+    /// A nested object.
+    pub(super) fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let map = value.as_object().ok_or_else(|| self.error(name, "an object"))?;
+        Ok(Some(Fields { path: self.path, prefix: format!("{}{name}.", self.prefix), map }))
+    }
+
+    /// A token id.
+    pub(super) fn token_id(&self, name: &str, vocab_size: usize) -> Result<Option<u32>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match token_id(value, vocab_size) {
+            Some(id) => Ok(Some(id)),
+            None => Err(self.error(name, format!("a token id below vocab_size, {vocab_size}"))),
+        }
+    }
+
+    /// A token id or a list of them; none if absent.
+    pub(super) fn token_ids(&self, name: &str, vocab_size: usize) -> Result<Vec<u32>> {
+        let values = match self.get(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(values)) => values.as_slice(),
+            Some(value) => std::slice::from_ref(value),
+        };
+        let ids: Option<Vec<u32>> = values.iter().map(|id| token_id(id, vocab_size)).collect();
+        ids.ok_or_else(|| {
+            let expected = format!("a token id below vocab_size, {vocab_size}, or a list of them");
+            self.error(name, expected)
+        })
+    }
+}
+
+const POSITIVE: &str = "a finite number above 0";
+
+fn whole_number(max: usize) -> String {
+    format!("a whole number from 1 to {max}")
+}
+
+fn token_id(value: &Value, vocab_size: usize) -> Option<u32> {
+    let id = u32::try_from(value.as_u64()?).ok()?;
+    ((id as usize) < vocab_size).then_some(id)
+}
+
+/// A value as an error shows it.
+fn shown(value: &Value) -> String {
+    match value {
+        // their text can be as long as the file
+        Value::Array(values) => format!("a list of {}", values.len()),
+        Value::Object(map) => format!("an object of {} fields", map.len()),
+        Value::String(text) => {
+            let mut start: String = text.chars().take(SHOWN_CHARS).collect();
+            if start.len() < text.len() {
+                start.push('…');
+            }
+            format!("{start:?}")
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shown_in_error(value: Value) -> String {
+        let map = Map::from_iter([("x".to_owned(), value)]);
+        match Fields::new(Path::new("c"), &map).error("x", "another") {
+            Error::Config { found, .. } => found,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_show_the_value_but_never_much_of_it() {
+        assert_eq!(shown_in_error(json!(-1)), "-1");
+        assert_eq!(shown_in_error(json!(null)), "null");
+        assert_eq!(shown_in_error(json!("gelu")), "\"gelu\"");
+        assert_eq!(shown_in_error(json!([1, 2])), "a list of 2");
+        assert!(shown_in_error(json!("ä".repeat(1 << 20))).len() < 200);
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let map = Map::from_iter([("x".to_owned(), Value::Null)]);
+        let fields = Fields::new(Path::new("c"), &map);
+        assert_eq!(fields.optional_count("x", 9).unwrap(), None);
+        assert!(fields.token_ids("x", 9).unwrap().is_empty());
+        assert!(!fields.flag("x").unwrap());
+        assert!(
+            matches!(fields.count("x", 9), Err(Error::Config { found, .. }) if found == "null")
+        );
+    }
+
+    #[test]
+    fn nested_fields_are_named_with_their_path() {
+        let map = Map::from_iter([("a".to_owned(), json!({ "b": { "c": 0 } }))]);
+        let outer = Fields::new(Path::new("c"), &map).object("a").unwrap().unwrap();
+        let inner = outer.object("b").unwrap().unwrap();
+        assert!(
+            matches!(inner.count("c", 9), Err(Error::Config { field, .. }) if field == "a.b.c")
+        );
+    }
+}

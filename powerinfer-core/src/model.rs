@@ -1,0 +1,193 @@
+//! What a language model is to everything above it: tokens and a cache in, logits out.
+
+use std::fmt;
+use std::str::FromStr;
+
+use powerinfer_ops::Workspace;
+
+use crate::error::{Error, Result};
+use crate::kv_cache::{KvCache, KvShape};
+use crate::stats::StepStats;
+
+/// Which neurons of a feed-forward network are computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Sparsity {
+    /// The fastest mode that loses nothing: [`Exact`](Self::Exact) where the activation function
+    /// gives zeros, [`Dense`](Self::Dense) elsewhere.
+    #[default]
+    Auto,
+    /// Every neuron.
+    Dense,
+    /// The gate in full, then up and down for the neurons that fire. The same logits as dense.
+    Exact,
+}
+
+impl Sparsity {
+    /// The name in configurations and command lines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dense => "dense",
+            Self::Exact => "exact",
+        }
+    }
+}
+
+impl fmt::Display for Sparsity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Sparsity {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let modes = [Self::Auto, Self::Dense, Self::Exact];
+        modes.into_iter().find(|mode| mode.name() == name).ok_or_else(|| Error::UnknownSparsity {
+            found: name.to_owned(),
+            supported: "auto, dense, exact",
+        })
+    }
+}
+
+/// What a model is: its sizes and how it is held in memory.
+///
+/// A model of one's own starts from the default and fills in what applies.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ModelInfo {
+    /// Name of the architecture, as in `model_type`.
+    pub architecture: String,
+    /// Layers.
+    pub n_layers: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Neurons of a feed-forward network.
+    pub d_ff: usize,
+    /// Token ids below this exist; a row of logits has this length.
+    pub vocab_size: usize,
+    /// Tokens of a context.
+    pub max_context: usize,
+    /// What the cache holds for each token.
+    pub kv: KvShape,
+    /// Name of the activation function of the feed-forward networks.
+    pub activation: String,
+    /// The mode that [`Sparsity::Auto`] came to, or the one asked for.
+    pub sparsity: Sparsity,
+    /// Numbers in the weights, a tied head counted once.
+    pub n_parameters: u64,
+    /// Memory that the weights take, in bytes.
+    pub weight_bytes: u64,
+    /// The formats that matrices are held in, each once.
+    pub dtypes: Vec<String>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// The token that texts begin with.
+    pub bos_token_id: Option<u32>,
+    /// What is worth knowing about how the model was loaded, a sentence each: tensors that were
+    /// ignored, a head that differs from the embeddings.
+    pub notes: Vec<String>,
+}
+
+/// A language model that gives logits for the next token.
+///
+/// Implement it to run a model of one's own through [`Generation`](crate::Generation) and all
+/// that is built on it; the [crate page](crate) has one complete.
+pub trait CausalLm: fmt::Debug + Send + Sync {
+    /// What the model is.
+    fn info(&self) -> &ModelInfo;
+
+    /// An empty cache of the right shape.
+    fn new_cache(&self) -> KvCache {
+        KvCache::new(self.info().kv.clone())
+    }
+
+    /// Appends `tokens` to `cache` and writes the logits that [`Step::wanted`] asks for to
+    /// [`Step::logits`], replacing what was there. What the pass did is added to
+    /// [`Step::stats`].
+    ///
+    /// Any split of a text into passes over one cache gives the logits of a single pass.
+    ///
+    /// An implementation starts with [`KvCache::reserve`] and ends with [`KvCache::commit`], so
+    /// that an error leaves the cache as it was.
+    ///
+    /// # Shapes
+    /// `tokens` `[n_tokens]`, at least one · `step.logits` `[n_tokens, vocab_size]`,
+    /// `[1, vocab_size]` or empty, as wanted
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::TokenOutOfRange`] and [`Error::ContextExceeded`] before
+    /// any work, then whatever the layers fail with.
+    fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> Result<()>;
+}
+
+/// After which tokens of a pass logits are wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WantedLogits {
+    /// After the last: what the next token is chosen from.
+    #[default]
+    Last,
+    /// After each: to score a text.
+    All,
+    /// After none: for the first pieces of a long prompt. Saves the work of the head.
+    None,
+}
+
+impl WantedLogits {
+    /// Rows of logits that a pass over `n_tokens` gives.
+    #[must_use]
+    pub fn n_rows(self, n_tokens: usize) -> usize {
+        match self {
+            Self::Last => n_tokens.min(1),
+            Self::All => n_tokens,
+            Self::None => 0,
+        }
+    }
+}
+
+/// What a forward pass is asked for, works in and gives, kept from pass to pass so that none
+/// allocates what the last one had.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// After which tokens logits are wanted: set by the caller.
+    pub wanted: WantedLogits,
+    /// How feed-forward networks are computed in place of [`ModelInfo::sparsity`], to compare
+    /// modes over one set of weights: set by the caller.
+    pub sparsity: Option<Sparsity>,
+    /// The logits, `[rows, vocab_size]`.
+    pub logits: Vec<f32>,
+    /// Scratch memory of the operators.
+    pub workspace: Workspace,
+    /// What passes did since the caller last cleared it.
+    pub stats: StepStats,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_modes_are_one_to_one() {
+        for mode in [Sparsity::Auto, Sparsity::Dense, Sparsity::Exact] {
+            assert_eq!(mode.to_string().parse::<Sparsity>().unwrap(), mode);
+        }
+        let error = "predicted".parse::<Sparsity>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "unknown sparsity \"predicted\", supported: auto, dense, exact"
+        );
+    }
+
+    #[test]
+    fn rows_follow_from_what_is_wanted() {
+        for (wanted, rows) in
+            [(WantedLogits::Last, 1), (WantedLogits::All, 5), (WantedLogits::None, 0)]
+        {
+            assert_eq!(wanted.n_rows(5), rows);
+            assert_eq!(wanted.n_rows(0), 0);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Which neurons are hot and which are cold, layer by layer.
+
+use powerinfer_ops::NeuronIds;
+
+use crate::error::{Error, Result};
+
+/// A partition of each layer's neurons into hot and cold (PowerInfer, "Neuron Placement Policy").
+///
+/// Whatever the partition, the logits are the same up to rounding: each side sums its own
+/// neurons, and the two sums are added.
+///
+/// # Examples
+/// ```
+/// use powerinfer_core::Placement;
+/// use powerinfer_ops::NeuronIds;
+/// let placement = Placement::new(vec![NeuronIds::from_sorted(vec![0, 2])?], 4)?;
+/// assert_eq!(placement.hot(0).as_slice(), &[0, 2]);
+/// assert_eq!(placement.cold(0).as_slice(), &[1, 3]);
+/// # Ok::<(), powerinfer_core::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    hot: Vec<NeuronIds>,
+    d_ff: usize,
+}
+
+impl Placement {
+    /// A partition of layers of `d_ff` neurons; `hot` has one list a layer.
+    ///
+    /// # Errors
+    /// [`Error::PlacementShape`] if a list names a neuron that is not below `d_ff`.
+    pub fn new(hot: Vec<NeuronIds>, d_ff: usize) -> Result<Self> {
+        for ids in &hot {
+            if let Some(id) = ids.last().filter(|&id| id as usize >= d_ff) {
+                let what = "neurons of a layer";
+                return Err(Error::PlacementShape { what, expected: d_ff, found: id as usize + 1 });
+            }
+        }
+        Ok(Self { hot, d_ff })
+    }
+
+    /// Layers of the partition.
+    #[must_use]
+    pub fn n_layers(&self) -> usize {
+        self.hot.len()
+    }
+
+    /// Neurons of a layer.
+    #[must_use]
+    pub fn d_ff(&self) -> usize {
+        self.d_ff
+    }
+
+    /// The hot neurons of a layer.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    #[must_use]
+    pub fn hot(&self, layer: usize) -> &NeuronIds {
+        &self.hot[layer]
+    }
+
+    /// The cold neurons of a layer: the others.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    #[must_use]
+    pub fn cold(&self, layer: usize) -> NeuronIds {
+        let mut cold = NeuronIds::new();
+        let mut hot = self.hot[layer].as_slice().iter().peekable();
+        for id in 0..self.d_ff {
+            let id = u32::try_from(id).expect("neuron ids are u32: matrices have no more rows");
+            if hot.next_if_eq(&&id).is_none() {
+                cold.push(id);
+            }
+        }
+        cold
+    }
+
+    /// Fails unless the partition is one of `n_layers` layers of `d_ff` neurons.
+    ///
+    /// # Errors
+    /// [`Error::PlacementShape`] naming what differs.
+    pub fn check(&self, n_layers: usize, d_ff: usize) -> Result<()> {
+        for (what, expected, found) in
+            [("layers", n_layers, self.n_layers()), ("neurons of a layer", d_ff, self.d_ff)]
+        {
+            if expected != found {
+                return Err(Error::PlacementShape { what, expected, found });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hot_and_cold_are_each_neuron_once() {
+        for hot in [vec![], vec![0], vec![4], vec![1, 2], vec![0, 1, 2, 3, 4]] {
+            let hot = NeuronIds::from_sorted(hot).unwrap();
+            let placement = Placement::new(vec![hot.clone()], 5).unwrap();
+            let mut all = [hot.as_slice(), placement.cold(0).as_slice()].concat();
+            all.sort_unstable();
+            assert_eq!(all, [0, 1, 2, 3, 4]);
+        }
+    }
+
+    #[test]
+    fn a_partition_of_another_model_is_refused() {
+        let beyond = NeuronIds::from_sorted(vec![5]).unwrap();
+        assert!(matches!(
+            Placement::new(vec![beyond], 5),
+            Err(Error::PlacementShape { expected: 5, found: 6, .. })
+        ));
+        let placement = Placement::new(vec![NeuronIds::new(); 2], 5).unwrap();
+        placement.check(2, 5).unwrap();
+        assert!(matches!(placement.check(3, 5), Err(Error::PlacementShape { what: "layers", .. })));
+        assert!(placement.check(2, 6).is_err());
+    }
+}

@@ -1,0 +1,301 @@
+//! Names to matrices: every tensor is checked for shape and type as it is taken, and what nobody
+//! took is not overlooked.
+
+mod header;
+mod safetensors;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
+
+pub use writer::write_safetensors;
+
+use crate::allocation::try_zeroed;
+use crate::error::{Error, Result};
+use safetensors::Safetensors;
+
+/// How much is read at once where rows are converted one by one.
+const READ_BYTES: usize = 1 << 20;
+
+/// The types that weights are read from.
+const READABLE: &str = "F32, F16, BF16";
+
+/// How a file holds a matrix, seen from the neurons whose weights it is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// `[n_neurons, d_model]`, a neuron a row: read as it is.
+    NeuronMajor,
+    /// `[d_model, n_neurons]`, a neuron a column, as files hold a down projection: transposed
+    /// while it is read.
+    Transposed,
+}
+
+/// The type that a file stores a tensor in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileDtype {
+    /// One that matrices are held in.
+    Weights(WeightFormat),
+    /// Any other, by its name in the file. No error until somebody takes the tensor.
+    Other(String),
+}
+
+impl fmt::Display for FileDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Weights(format) => format.fmt(f),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+/// What a file says about one of its tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The name, unique among the tensors of a source.
+    pub name: String,
+    /// The type that it is stored in.
+    pub dtype: FileDtype,
+    /// Its shape, outermost first.
+    pub shape: Vec<usize>,
+}
+
+/// Where tensors come from: the files of a model, or anything that can stand in for them.
+pub trait TensorSource: Send + Sync + fmt::Debug {
+    /// Every tensor.
+    fn tensors(&self) -> Vec<TensorInfo>;
+
+    /// Fills `out` with the packed bytes of a tensor from `offset_bytes` on, counted from its
+    /// start; numbers are little endian, rows follow each other without padding.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] for an unknown name, [`Error::TensorRange`] for bytes that the
+    /// tensor does not have, [`Error::Io`].
+    fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()>;
+
+    /// The file that holds a tensor, or for an unknown name the one that lists them all; it is
+    /// what errors name.
+    fn path(&self, name: &str) -> PathBuf;
+}
+
+/// The tensors of a model, taken out one after the other by name.
+///
+/// Taking does not remove: a tensor can be taken again, as a head that is also the embedding
+/// table. Nothing of a tensor is in memory before it is taken, and loading a model holds no more
+/// than the weights themselves and a scratch copy of the largest [`Layout::Transposed`] tensor.
+///
+/// # Examples
+/// ```
+/// use std::path::PathBuf;
+/// use powerinfer_core::{FileDtype, Layout, Result, TensorInfo, TensorSource, WeightStore};
+/// use powerinfer_ops::WeightFormat;
+///
+/// /// One 2 × 3 matrix of ones.
+/// #[derive(Debug)]
+/// struct Ones;
+///
+/// impl TensorSource for Ones {
+///     fn tensors(&self) -> Vec<TensorInfo> {
+///         let dtype = FileDtype::Weights(WeightFormat::F32);
+///         vec![TensorInfo { name: "ones".to_owned(), dtype, shape: vec![2, 3] }]
+///     }
+///     fn read(&self, _name: &str, _offset_bytes: u64, out: &mut [u8]) -> Result<()> {
+///         out.chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&1f32.to_le_bytes()));
+///         Ok(())
+///     }
+///     fn path(&self, _name: &str) -> PathBuf {
+///         "made up".into()
+///     }
+/// }
+///
+/// let mut store = WeightStore::from_source(Box::new(Ones));
+/// // three neurons of width 2, each a column in the file
+/// let down = store.matrix("ones", 3, 2, Layout::Transposed, Some(WeightFormat::F16))?;
+/// assert_eq!((down.n_neurons(), down.d_model()), (3, 2));
+/// assert!(store.matrix("twos", 3, 2, Layout::Transposed, None).is_err());
+/// assert!(store.finish(&|_| false)?.is_empty());
+/// # Ok::<(), powerinfer_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct WeightStore {
+    source: Box<dyn TensorSource>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    info: TensorInfo,
+    taken: bool,
+}
+
+impl WeightStore {
+    /// Opens the weights in `dir`: `model.safetensors`, or where that is not there the shards that
+    /// `model.safetensors.index.json` lists. Only headers are read.
+    ///
+    /// Files are read at positions, never mapped, so a file that changes while it is in use gives
+    /// an error and not a crash.
+    ///
+    /// # Errors
+    /// [`Error::NoWeights`] if `dir` has neither file. For each file, before anything of a size
+    /// that it states is allocated: [`Error::HeaderTooLong`], [`Error::FileLength`] if the file is
+    /// not exactly as long as its header says, [`Error::Json`], [`Error::Safetensors`]. For the
+    /// index: [`Error::ShardName`], [`Error::MissingShard`], [`Error::MissingTensor`],
+    /// [`Error::UnlistedTensor`], [`Error::DuplicateTensor`].
+    pub fn open(dir: &Path) -> Result<Self> {
+        Ok(Self::from_source(Box::new(Safetensors::open_dir(dir)?)))
+    }
+
+    /// Takes the tensors from somewhere else. Of two with the same name the first is used.
+    #[must_use]
+    pub fn from_source(source: Box<dyn TensorSource>) -> Self {
+        let mut tensors = BTreeMap::new();
+        for info in source.tensors() {
+            tensors.entry(info.name.clone()).or_insert(Entry { info, taken: false });
+        }
+        Self { source, tensors }
+    }
+
+    /// Whether there is a tensor of that name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Every tensor, taken or not, sorted by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().map(|entry| &entry.info)
+    }
+
+    /// Takes a matrix of `n_neurons` rows of width `d_model`, which the file holds as `layout`
+    /// says. `dtype` is the format to hold it in, `None` the file's own.
+    ///
+    /// # Cost
+    /// Where layout and format are the file's, the bytes are read to where they stay. A change of
+    /// format converts rows in blocks of about a mebibyte; [`Layout::Transposed`] reads the
+    /// tensor into scratch memory of its size, which is freed before this returns.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], [`Error::TensorDtype`], [`Error::TensorShape`] with the shape as
+    /// the file should have it, [`Error::Io`], [`Error::Allocation`], [`Error::Op`].
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        n_neurons: usize,
+        d_model: usize,
+        layout: Layout,
+        dtype: Option<WeightFormat>,
+    ) -> Result<NeuronMatrix> {
+        let shape = match layout {
+            Layout::NeuronMajor => [n_neurons, d_model],
+            Layout::Transposed => [d_model, n_neurons],
+        };
+        let from = self.take(name, &shape)?;
+        let to = dtype.unwrap_or(from);
+        match layout {
+            Layout::NeuronMajor if from == to => {
+                NeuronMatrix::try_from_packed(to, n_neurons, d_model, |offset_bytes, bytes| {
+                    self.source.read(name, offset_bytes, bytes)
+                })
+            }
+            Layout::NeuronMajor => self.converted(name, [n_neurons, d_model], from, to),
+            Layout::Transposed => {
+                let packed = self.packed(name, d_model, from.row_bytes(n_neurons)?)?;
+                Ok(NeuronMatrix::from_transposed(to, n_neurons, d_model, from, &packed)?)
+            }
+        }
+    }
+
+    /// Takes a vector of `len` values, a bias or the scales of a norm, as f32.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let format = self.take(name, &[len])?;
+        let packed = self.packed(name, 1, format.row_bytes(len)?)?;
+        let mut values = try_zeroed("a vector of weights", len)?;
+        format.decode(&packed, &mut values);
+        Ok(values)
+    }
+
+    /// Ends the loading: gives the names of the tensors that nobody took, sorted, all of which
+    /// must be `ignorable`.
+    ///
+    /// # Errors
+    /// [`Error::LeftoverTensors`] naming those that are not: the file is then not the model that
+    /// its configuration claims.
+    pub fn finish(self, ignorable: &dyn Fn(&str) -> bool) -> Result<Vec<String>> {
+        let left = self.tensors.into_iter().filter(|(_, entry)| !entry.taken).map(|(name, _)| name);
+        let (ignored, names): (Vec<_>, Vec<_>) = left.partition(|name| ignorable(name));
+        if names.is_empty() {
+            return Ok(ignored);
+        }
+        Err(Error::LeftoverTensors { path: self.source.path(""), names })
+    }
+
+    /// Marks a tensor as taken; gives its format.
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<WeightFormat> {
+        let path = || self.source.path(name);
+        let Some(entry) = self.tensors.get_mut(name) else {
+            return Err(Error::MissingTensor { path: path(), name: name.to_owned() });
+        };
+        let format = match &entry.info.dtype {
+            FileDtype::Weights(format) => *format,
+            FileDtype::Other(found) => {
+                return Err(Error::TensorDtype {
+                    path: path(),
+                    name: name.to_owned(),
+                    expected: READABLE,
+                    found: found.clone(),
+                });
+            }
+        };
+        if entry.info.shape != shape {
+            return Err(Error::TensorShape {
+                path: path(),
+                name: name.to_owned(),
+                expected: shape.to_vec(),
+                found: entry.info.shape.clone(),
+            });
+        }
+        entry.taken = true;
+        Ok(format)
+    }
+
+    /// The bytes of a whole tensor.
+    fn packed(&self, name: &str, n_rows: usize, row_bytes: usize) -> Result<Vec<u8>> {
+        let bytes = n_rows.checked_mul(row_bytes).ok_or(OpError::TooLarge { n_rows, row_bytes })?;
+        let mut packed = try_zeroed("the bytes of a tensor", bytes)?;
+        self.source.read(name, 0, &mut packed)?;
+        Ok(packed)
+    }
+
+    fn converted(
+        &self,
+        name: &str,
+        [n_neurons, d_model]: [usize; 2],
+        from: WeightFormat,
+        to: WeightFormat,
+    ) -> Result<NeuronMatrix> {
+        let row_bytes = from.row_bytes(d_model)?;
+        let block_rows = (READ_BYTES / row_bytes.max(1)).clamp(1, n_neurons.max(1));
+        let mut packed = try_zeroed("rows to convert", block_rows * row_bytes)?;
+        let mut values = try_zeroed("a row to convert", d_model)?;
+        let mut block = 0..0;
+        NeuronMatrix::try_from_rows(to, n_neurons, d_model, |row, bytes| {
+            if !block.contains(&row) {
+                block = row..n_neurons.min(row + block_rows);
+                let packed = &mut packed[..block.len() * row_bytes];
+                self.source.read(name, row as u64 * row_bytes as u64, packed)?;
+            }
+            let offset = (row - block.start) * row_bytes;
+            from.decode(&packed[offset..][..row_bytes], &mut values);
+            to.encode(&values, bytes);
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
