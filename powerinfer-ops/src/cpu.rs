@@ -29,21 +29,28 @@ pub(crate) const GROUP: usize = 4;
 /// Columns of the decoded panel that [`Table::axpy_tile`] takes.
 pub(crate) const PANEL: usize = 64;
 
+/// The bytes of a group of rows.
+pub(crate) type Rows<'a> = [&'a [u8]; GROUP];
+/// The values of a group of vectors.
+pub(crate) type Vectors<'a> = [&'a [f32]; GROUP];
+/// One value for each row of a group.
+pub(crate) type Group = [f32; GROUP];
+/// Columns of a panel for each token of a group.
+pub(crate) type PanelTile = [[f32; PANEL]; GROUP];
+
 /// The row primitives of one weight format. `rows` are bytes of rows that hold as many values as
 /// `x` or `y`; `ahead` are the rows that come next, brought into the L2 cache on the way.
 pub(crate) struct RowPrimitives {
     /// `row · x`
     pub(crate) dot: fn(row: &[u8], x: &[f32]) -> f32,
     /// `rows[r] · x`
-    pub(crate) dot_group:
-        fn(rows: [&[u8]; GROUP], ahead: [&[u8]; GROUP], x: &[f32]) -> [f32; GROUP],
+    pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group,
     /// `rows[r] · xs[t]`, as `[t][r]`
-    pub(crate) dot_tile: fn(rows: [&[u8]; GROUP], xs: [&[f32]; GROUP]) -> [[f32; GROUP]; GROUP],
+    pub(crate) dot_tile: fn(rows: Rows<'_>, xs: Vectors<'_>) -> [Group; GROUP],
     /// `y += scale · row`
     pub(crate) axpy: fn(scale: f32, row: &[u8], y: &mut [f32]),
     /// `y += scales[0] · rows[0]`, then `rows[1]`, …
-    pub(crate) axpy_group:
-        fn(scales: [f32; GROUP], rows: [&[u8]; GROUP], ahead: [&[u8]; GROUP], y: &mut [f32]),
+    pub(crate) axpy_group: fn(scales: Group, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
     /// A row as f32.
     pub(crate) decode: fn(row: &[u8], values: &mut [f32]),
 }
@@ -56,8 +63,7 @@ pub(crate) struct Table {
     bf16: RowPrimitives,
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
     /// each `scales[t]` `n_rows` long.
-    pub(crate) axpy_tile:
-        fn(scales: [&[f32]; GROUP], panel: &[f32], ys: &mut [[f32; PANEL]; GROUP]),
+    pub(crate) axpy_tile: fn(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile),
     /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
     /// bandwidth. The bytes must begin at a multiple of eight.
     pub(crate) fold: fn(bytes: &[u8]) -> u64,

@@ -1,5 +1,7 @@
 //! What a user of the operators may rely on, through the public interface.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use candle_core::{DType, Device, Tensor};
 use powerinfer_ops::attention::{AttentionShape, KvPages, PAGE_LEN, causal_attention};
 use powerinfer_ops::{

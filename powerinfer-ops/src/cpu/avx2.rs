@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::simd::{self, Lanes, Vector, simd_table};
-use super::{GROUP, PANEL, RowPrimitives, Table};
+use super::{GROUP, Group, PANEL, PanelTile, RowPrimitives, Rows, Table, Vectors};
 
 // 16 registers: 8 sums, 4 or 2 values of rows or panel, 1 of a vector or scale.
 simd_table!("avx2", __m256, "avx2,fma,f16c", 2, 2);

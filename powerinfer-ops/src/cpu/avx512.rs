@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::simd::{self, Lanes, Vector, simd_table};
-use super::{GROUP, PANEL, RowPrimitives, Table};
+use super::{GROUP, Group, PANEL, PanelTile, RowPrimitives, Rows, Table, Vectors};
 
 // 32 registers: 16 sums, 4 values of rows or panel, 1 of a vector or scale.
 simd_table!("avx512", __m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 4, 4);

@@ -1,6 +1,6 @@
 //! The reference table, gathered from the formats' own definitions.
 
-use super::{GROUP, PANEL, RowPrimitives, Table};
+use super::{PANEL, PanelTile, RowPrimitives, Table, Vectors};
 use crate::format::{Bf16, BlockFormat, F16, F32};
 
 pub(super) static TABLE: Table = Table {
@@ -32,7 +32,7 @@ const fn primitives<F: BlockFormat>() -> RowPrimitives {
     }
 }
 
-fn axpy_tile(scales: [&[f32]; GROUP], panel: &[f32], ys: &mut [[f32; PANEL]; GROUP]) {
+fn axpy_tile(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile) {
     for (scales, y) in scales.into_iter().zip(ys) {
         for (scale, row) in scales.iter().zip(panel.chunks_exact(PANEL)) {
             for (y, value) in y.iter_mut().zip(row) {

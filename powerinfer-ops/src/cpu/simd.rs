@@ -311,17 +311,9 @@ macro_rules! simd_table {
             unsafe { inner::<F>(row, x) }
         }
 
-        fn dot_group<F: Lanes<$vector>>(
-            rows: [&[u8]; GROUP],
-            ahead: [&[u8]; GROUP],
-            x: &[f32],
-        ) -> [f32; GROUP] {
+        fn dot_group<F: Lanes<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(
-                rows: [&[u8]; GROUP],
-                ahead: [&[u8]; GROUP],
-                x: &[f32],
-            ) -> [f32; GROUP] {
+            fn inner<F: Lanes<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 let [sums] = unsafe { simd::dots::<$vector, F, GROUP, 1>(rows, Some(ahead), [x]) };
                 sums
@@ -332,15 +324,12 @@ macro_rules! simd_table {
             unsafe { inner::<F>(rows, ahead, x) }
         }
 
-        fn dot_tile<F: Lanes<$vector>>(
-            rows: [&[u8]; GROUP],
-            xs: [&[f32]; GROUP],
-        ) -> [[f32; GROUP]; GROUP] {
+        fn dot_tile<F: Lanes<$vector>>(rows: Rows<'_>, xs: Vectors<'_>) -> [Group; GROUP] {
             #[target_feature(enable = $features)]
             fn inner<F: Lanes<$vector>>(
-                rows: [&[u8]; GROUP],
+                rows: Rows<'_>,
                 xs: [&[f32]; $tile_tokens],
-            ) -> [[f32; GROUP]; $tile_tokens] {
+            ) -> [Group; $tile_tokens] {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 unsafe { simd::dots::<$vector, F, GROUP, $tile_tokens>(rows, None, xs) }
             }
@@ -372,16 +361,16 @@ macro_rules! simd_table {
         }
 
         fn axpy_group<F: Lanes<$vector>>(
-            scales: [f32; GROUP],
-            rows: [&[u8]; GROUP],
-            ahead: [&[u8]; GROUP],
+            scales: Group,
+            rows: Rows<'_>,
+            ahead: Rows<'_>,
             y: &mut [f32],
         ) {
             #[target_feature(enable = $features)]
             fn inner<F: Lanes<$vector>>(
-                scales: [f32; GROUP],
-                rows: [&[u8]; GROUP],
-                ahead: [&[u8]; GROUP],
+                scales: Group,
+                rows: Rows<'_>,
+                ahead: Rows<'_>,
                 y: &mut [f32],
             ) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
@@ -405,9 +394,9 @@ macro_rules! simd_table {
             unsafe { inner::<F>(row, values) }
         }
 
-        fn axpy_tile(scales: [&[f32]; GROUP], panel: &[f32], ys: &mut [[f32; PANEL]; GROUP]) {
+        fn axpy_tile(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile) {
             #[target_feature(enable = $features)]
-            fn inner(scales: [&[f32]; GROUP], panel: &[f32], ys: &mut [[f32; PANEL]; GROUP]) {
+            fn inner(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 unsafe { simd::axpy_tile::<$vector, $panel_registers>(scales, panel, ys) }
             }
