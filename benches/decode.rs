@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::path::Path;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use powerinfer::core::{CausalLm, Sparsity, Step};
+use powerinfer::core::{Sparsity, Step};
 use powerinfer::models::{LoadOptions, load};
 
 fn bench(criterion: &mut Criterion) {
