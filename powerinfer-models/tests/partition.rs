@@ -52,7 +52,7 @@ fn a_placement_of_another_model_is_refused() {
 
 #[test]
 fn oracle_mask_equals_dense() {
-    let (n, d, n_tokens) = (96, 40, 5);
+    let (n, d, n_tokens) = (96, 64, 5);
     for format in WeightFormat::ALL {
         let m = |seed| {
             let values = Seeded::new(seed).normal(n * d);

@@ -61,6 +61,8 @@ pub(crate) struct Table {
     f32: RowPrimitives,
     f16: RowPrimitives,
     bf16: RowPrimitives,
+    q8_0: RowPrimitives,
+    q4_0: RowPrimitives,
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
     /// each `scales[t]` `n_rows` long.
     pub(crate) axpy_tile: fn(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile),
@@ -124,6 +126,8 @@ impl RowKernels {
             WeightFormat::F32 => &self.0.f32,
             WeightFormat::F16 => &self.0.f16,
             WeightFormat::BF16 => &self.0.bf16,
+            WeightFormat::Q8_0 => &self.0.q8_0,
+            WeightFormat::Q4_0 => &self.0.q4_0,
         }
     }
 

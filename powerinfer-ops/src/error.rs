@@ -131,6 +131,14 @@ pub enum OpError {
         /// The activation of the layer.
         activation: &'static str,
     },
+    /// More worker threads than make sense.
+    #[error("expected at most {max} worker threads, found {found}")]
+    ThreadCount {
+        /// Threads that were asked for.
+        found: usize,
+        /// The most there can be.
+        max: usize,
+    },
     /// The worker threads could not be started.
     #[error("cannot start {n_threads} worker threads")]
     ThreadPool {

@@ -3,6 +3,8 @@
 mod bf16;
 mod f16;
 mod f32;
+mod q4_0;
+mod q8_0;
 
 use std::fmt;
 use std::str::FromStr;
@@ -55,6 +57,13 @@ pub(crate) trait BlockFormat {
     }
 }
 
+/// The scale of a quantised block; NaN if a value is not finite, so that the loss shows wherever
+/// the block is used.
+fn block_scale(scale: f32, values: &[f32]) -> half::f16 {
+    let finite = values.iter().all(|value| value.is_finite());
+    if finite { half::f16::from_f32(scale) } else { half::f16::NAN }
+}
+
 /// How the rows of a [`NeuronMatrix`](crate::NeuronMatrix) are stored.
 ///
 /// # Examples
@@ -76,6 +85,10 @@ pub enum WeightFormat {
     F16,
     /// The upper half of a binary32, little endian.
     BF16,
+    /// Blocks of 32 values: an f16 scale, then 32 signed bytes (ggml's `Q8_0`).
+    Q8_0,
+    /// Blocks of 32 values: an f16 scale, then 32 four-bit numbers from −8 to 7 (ggml's `Q4_0`).
+    Q4_0,
 }
 
 /// Runs an expression with `$F` bound to the [`BlockFormat`] of a [`WeightFormat`]: the one list
@@ -95,14 +108,28 @@ macro_rules! for_format {
                 type $F = Bf16;
                 $body
             }
+            WeightFormat::Q8_0 => {
+                type $F = Q80;
+                $body
+            }
+            WeightFormat::Q4_0 => {
+                type $F = Q40;
+                $body
+            }
         }
     };
 }
-pub(crate) use {bf16::Bf16, f16::F16, f32::F32};
+pub(crate) use {bf16::Bf16, f16::F16, f32::F32, q4_0::Q40, q8_0::Q80};
 
 impl WeightFormat {
     /// Every format, in the order of the list above.
-    pub const ALL: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
+    pub const ALL: [WeightFormat; 5] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::BF16,
+        WeightFormat::Q8_0,
+        WeightFormat::Q4_0,
+    ];
 
     /// The name used in configurations and command lines, for instance `"f16"`.
     #[must_use]
@@ -206,7 +233,10 @@ impl FromStr for WeightFormat {
 
     fn from_str(name: &str) -> Result<Self, OpError> {
         Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| {
-            OpError::UnknownFormat { found: name.to_owned(), supported: "f32, f16, bf16" }
+            OpError::UnknownFormat {
+                found: name.to_owned(),
+                supported: "f32, f16, bf16, q8_0, q4_0",
+            }
         })
     }
 }
@@ -266,5 +296,77 @@ mod tests {
         assert_eq!(row, [0x80, 0x3F]);
         WeightFormat::BF16.encode(&[1.0 + 3.0 * 2f32.powi(-8)], &mut row);
         assert_eq!(row, [0x82, 0x3F]);
+    }
+
+    /// A block whose scale is 1, so that every number can be read off.
+    fn counted(largest: f32) -> Vec<f32> {
+        let mut values: Vec<f32> = (0..32).map(|i| (i as f32 - 16.0) / 4.0).collect();
+        values[5] = largest;
+        values
+    }
+
+    #[test]
+    fn q8_0_bytes_are_ggml_s() {
+        let mut row = [0; 34];
+        WeightFormat::Q8_0.encode(&counted(127.0), &mut row);
+        assert_eq!(row[..2], [0x00, 0x3C]);
+        // -4, -3.75, -3.5, -3.25, -3: halves round away from zero
+        assert_eq!(row[2..7].iter().map(|&b| b as i8).collect::<Vec<_>>(), [-4, -4, -4, -3, -3]);
+        assert_eq!(row[7], 127);
+        assert_eq!(row[33] as i8, 4);
+    }
+
+    #[test]
+    fn q4_0_bytes_are_ggml_s() {
+        let mut row = [0; 18];
+        // the largest magnitude is -8, so the scale is 1
+        WeightFormat::Q4_0.encode(&counted(-8.0), &mut row);
+        assert_eq!(row[..2], [0x00, 0x3C]);
+        // low: trunc(-4 + 8.5) = 4, trunc(-3.75 + 8.5) = 4; high: trunc(0 + 8.5) = 8
+        assert_eq!(row[2], 0x84);
+        assert_eq!(row[3], 0x84);
+        assert_eq!(row[7] & 15, 0);
+        // a positive largest value gets a negative scale and number 0
+        WeightFormat::Q4_0.encode(&counted(8.0), &mut row);
+        assert_eq!(row[..2], [0x00, 0xBC]);
+        assert_eq!(row[7] & 15, 0);
+        let mut back = [0.0; 32];
+        WeightFormat::Q4_0.decode(&row, &mut back);
+        assert_eq!((back[5], back[0], back[31]), (8.0, -4.0, 4.0));
+    }
+
+    #[test]
+    fn quantised_values_are_within_a_step_of_the_original() {
+        for (format, steps) in [(WeightFormat::Q8_0, 127.0), (WeightFormat::Q4_0, 8.0)] {
+            let values: Vec<f32> = (0..320).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
+            let mut row = vec![0; format.row_bytes(320).unwrap()];
+            format.encode(&values, &mut row);
+            let mut back = vec![0.0; 320];
+            format.decode(&row, &mut back);
+            for (values, back) in values.chunks(32).zip(back.chunks(32)) {
+                let largest = values.iter().fold(0f32, |a, b| a.max(b.abs()));
+                for (value, back) in values.iter().zip(back) {
+                    // half a step, a whole one at the clipped end of Q4_0; f16 rounds the scale
+                    let step = largest / steps * 1.002;
+                    assert!((value - back).abs() <= step, "{format}: {value} {back}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros_and_infinities_are_not_lost() {
+        for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
+            let mut row = vec![0xAA; format.block_bytes()];
+            format.encode(&[0.0; 32], &mut row);
+            let mut back = [1.0; 32];
+            format.decode(&row, &mut back);
+            assert!(back.iter().all(|&value| value == 0.0), "{format}");
+            for bad in [f32::INFINITY, f32::NAN] {
+                format.encode(&counted(bad), &mut row);
+                format.decode(&row, &mut back);
+                assert!(back.iter().all(|value| value.is_nan()), "{format}");
+            }
+        }
     }
 }

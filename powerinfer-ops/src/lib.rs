@@ -55,7 +55,7 @@
 //!
 //! # Limits
 //!
-//! Formats are f32, f16 and bf16. `unsafe` is confined to the files of one instruction set each.
+//! `unsafe` is confined to the files of one instruction set each and the bodies they share.
 #![deny(unsafe_code)]
 
 mod activation;

@@ -267,15 +267,16 @@ mod tests {
         fn transposing_equals_picking_each_value(
             n_neurons in 0usize..100,
             d_model in 0usize..70,
-            to in 0usize..3,
-            from in 0usize..3,
+            to in 0..WeightFormat::ALL.len(),
+            from in 0..WeightFormat::ALL.len(),
         ) {
             let (to, from) = (WeightFormat::ALL[to], WeightFormat::ALL[from]);
+            let (n_neurons, d_model) =
+                (n_neurons.next_multiple_of(from.block_len()), d_model.next_multiple_of(to.block_len()));
             let source = values(n_neurons * d_model);
             let mut packed = vec![0; from.row_bytes(source.len()).unwrap()];
             from.encode(&source, &mut packed);
             let matrix = NeuronMatrix::from_transposed(to, n_neurons, d_model, from, &packed).unwrap();
-            from.decode(&packed, &mut source.clone());
             let mut seen = source.clone();
             from.decode(&packed, &mut seen);
             let straight: Vec<f32> =

@@ -6,6 +6,10 @@ use std::thread::available_parallelism;
 
 use crate::error::OpError;
 
+/// More threads than any machine these operators help has cores. Starting tens of thousands takes
+/// minutes, which looks like a hang.
+const MAX_THREADS: usize = 1024;
+
 /// A pool of worker threads; cloning shares it.
 ///
 /// Whatever runs inside [`install`](Self::install) uses these threads and no others. Operators
@@ -27,9 +31,14 @@ impl ThreadPool {
     /// Starts `n_threads` workers, or as many as the system says it can run at once.
     ///
     /// # Errors
-    /// [`OpError::ThreadPool`] if the system refuses the threads.
+    /// [`OpError::ThreadCount`] for more than 1024, [`OpError::ThreadPool`] if the system refuses the
+    /// threads.
     pub fn new(n_threads: Option<NonZeroUsize>) -> Result<Self, OpError> {
-        let n_threads = n_threads.or_else(|| available_parallelism().ok()).map_or(1, usize::from);
+        if let Some(found) = n_threads.map(usize::from).filter(|&found| found > MAX_THREADS) {
+            return Err(OpError::ThreadCount { found, max: MAX_THREADS });
+        }
+        let available = || available_parallelism().ok();
+        let n_threads = n_threads.or_else(available).map_or(1, usize::from).min(MAX_THREADS);
         rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads)
             .thread_name(|index| format!("powerinfer-{index}"))
@@ -50,5 +59,18 @@ impl ThreadPool {
     /// If `work` panics, with its panic.
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.0.install(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absurd_numbers_of_threads_are_refused_at_once() {
+        for found in [MAX_THREADS + 1, usize::MAX] {
+            let pool = ThreadPool::new(NonZeroUsize::new(found));
+            assert!(matches!(pool, Err(OpError::ThreadCount { max: MAX_THREADS, .. })));
+        }
     }
 }

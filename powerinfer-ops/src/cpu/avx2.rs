@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{self, Lanes, Vector, simd_table};
+use super::simd::{self, Steps, Vector, simd_table};
 use super::{GROUP, Group, PANEL, PanelTile, RowPrimitives, Rows, Table, Vectors};
 
 // 16 registers: 8 sums, 4 or 2 values of rows or panel, 1 of a vector or scale.
@@ -46,6 +46,47 @@ impl Vector for __m256 {
             let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) }
+    }
+
+    /// The scale.
+    type Nibbles = Self;
+
+    #[inline(always)]
+    unsafe fn nibbles(scale: Self) -> Self {
+        scale
+    }
+
+    #[inline(always)]
+    unsafe fn load_u4(scale: Self, at: *const u8, high: bool) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()));
+            let numbers = if high {
+                _mm256_srli_epi32::<4>(bytes)
+            } else {
+                _mm256_and_si256(bytes, _mm256_set1_epi32(15))
+            };
+            let values = _mm256_sub_epi32(numbers, _mm256_set1_epi32(8));
+            _mm256_mul_ps(_mm256_cvtepi32_ps(values), scale)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtph_ps(_mm_set1_epi16(at.cast::<i16>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, factor: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_mul_ps(self, factor) }
     }
 
     #[inline(always)]

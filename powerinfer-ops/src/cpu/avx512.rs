@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{self, Lanes, Vector, simd_table};
+use super::simd::{self, Steps, Vector, simd_table};
 use super::{GROUP, Group, PANEL, PanelTile, RowPrimitives, Rows, Table, Vectors};
 
 // 32 registers: 16 sums, 4 values of rows or panel, 1 of a vector or scale.
@@ -46,6 +46,49 @@ impl Vector for __m512 {
             let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) }
+    }
+
+    /// The scaled value of each of the sixteen numbers.
+    type Nibbles = Self;
+
+    #[inline(always)]
+    unsafe fn nibbles(scale: Self) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let values = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
+                7.0,
+            );
+            _mm512_mul_ps(values, scale)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u4(nibbles: Self, at: *const u8, high: bool) -> Self {
+        // SAFETY: see above. The permutation looks at the lowest four bits of an index only.
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
+            let indices = if high { _mm512_srli_epi32::<4>(bytes) } else { bytes };
+            _mm512_permutexvar_ps(indices, nibbles)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(at.cast::<i16>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, factor: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_mul_ps(self, factor) }
     }
 
     #[inline(always)]

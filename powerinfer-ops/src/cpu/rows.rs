@@ -249,7 +249,13 @@ mod tests {
     use testing::tolerance::dot_bound;
 
     /// Lengths around every vector width, and odd ones.
-    const LENGTHS: [usize; 17] = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 200, 256];
+    const LENGTHS: [usize; 18] =
+        [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200, 256];
+
+    /// Those that rows of a format can have.
+    fn lengths(format: WeightFormat) -> impl Iterator<Item = usize> {
+        LENGTHS.into_iter().filter(move |d| d.is_multiple_of(format.block_len()))
+    }
 
     /// Every format with every table that this CPU runs.
     fn cases() -> impl Iterator<Item = (WeightFormat, RowKernels)> {
@@ -275,7 +281,7 @@ mod tests {
     #[test]
     fn every_table_computes_the_product_of_every_row() {
         for (format, kernels) in cases() {
-            for d in LENGTHS {
+            for d in lengths(format) {
                 for (n, n_tokens) in [(1, 1), (5, 1), (4, 4), (7, 6), (9, 3)] {
                     let w = matrix(format, n, d, d as u64);
                     let x = Seeded::new(1).normal(n_tokens * d);
@@ -299,7 +305,7 @@ mod tests {
     #[test]
     fn every_table_adds_up_every_column() {
         for (format, kernels) in cases() {
-            for d in LENGTHS {
+            for d in lengths(format) {
                 for (n, n_tokens) in [(1, 1), (6, 1), (13, 5), (600, 6)] {
                     let w = matrix(format, n, d, d as u64);
                     let scales = Seeded::new(2).normal(n_tokens * n);
@@ -331,7 +337,7 @@ mod tests {
     #[test]
     fn a_product_has_the_same_bits_alone_picked_and_among_other_tokens() {
         for (format, kernels) in cases() {
-            for d in LENGTHS {
+            for d in lengths(format) {
                 let (n, n_tokens) = (11, 7);
                 let w = matrix(format, n, d, 3);
                 let x = Seeded::new(4).normal(n_tokens * d);
@@ -354,7 +360,7 @@ mod tests {
     #[test]
     fn a_column_has_the_same_bits_whether_zeros_are_skipped_and_among_other_tokens() {
         for (format, kernels) in cases() {
-            for d in LENGTHS {
+            for d in lengths(format) {
                 let (n, n_tokens) = (700, 5);
                 let w = matrix(format, n, d, 5);
                 let mut random = Seeded::new(6);
@@ -382,8 +388,8 @@ mod tests {
 
     #[test]
     fn threads_do_not_change_a_bit() {
-        let (n, d) = (1000, 513);
         for format in WeightFormat::ALL {
+            let (n, d) = (1000, if format.block_len() == 1 { 513 } else { 544 });
             let w = matrix(format, n, d, 7);
             for n_tokens in [1, 9] {
                 let x = Seeded::new(8).normal(n_tokens * d);
@@ -407,22 +413,22 @@ mod tests {
     #[test]
     fn empty_lists_and_empty_matrices_do_nothing() {
         for (format, kernels) in cases() {
-            let w = matrix(format, 3, 8, 9);
-            matvec_picked(kernels, &w, &[], &[1.0; 8], &mut []);
-            let mut y = [7.0; 8];
+            let w = matrix(format, 3, 32, 9);
+            matvec_picked(kernels, &w, &[], &[1.0; 32], &mut []);
+            let mut y = [7.0; 32];
             axpy_picked(kernels, &w, &[], &[], &mut y);
-            assert_eq!(y, [7.0; 8]);
-            let none = matrix(format, 0, 8, 9);
+            assert_eq!(y, [7.0; 32]);
+            let none = matrix(format, 0, 32, 9);
             matvec(kernels, &none, &[], &mut []);
             axpy(kernels, &none, &[], &mut y);
-            assert_eq!(y, [7.0; 8]);
+            assert_eq!(y, [7.0; 32]);
         }
     }
 
     #[test]
     fn decoding_is_exact_in_every_table() {
         for (format, kernels) in cases() {
-            for d in LENGTHS {
+            for d in lengths(format) {
                 let w = matrix(format, 1, d, 10);
                 let (mut expected, mut found) = (vec![0.0; d], vec![0.0; d]);
                 w.row_to_f32(0, &mut expected);

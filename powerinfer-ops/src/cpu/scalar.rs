@@ -1,13 +1,15 @@
 //! The reference table, gathered from the formats' own definitions.
 
 use super::{PANEL, PanelTile, RowPrimitives, Table, Vectors};
-use crate::format::{Bf16, BlockFormat, F16, F32};
+use crate::format::{Bf16, BlockFormat, F16, F32, Q40, Q80};
 
 pub(super) static TABLE: Table = Table {
     name: "scalar",
     f32: primitives::<F32>(),
     f16: primitives::<F16>(),
     bf16: primitives::<Bf16>(),
+    q8_0: primitives::<Q80>(),
+    q4_0: primitives::<Q40>(),
     axpy_tile,
     fold,
 };

@@ -17,8 +17,10 @@ use super::{GROUP, PANEL};
 
 /// Bytes of a cache line, the unit of a prefetch.
 const LINE: usize = 64;
-/// Bytes of the widest vector of f32.
-const WIDEST: usize = 64;
+/// Values that are loaded in one step: a block of the quantised formats.
+pub(super) const STEP: usize = 32;
+/// Bytes of a step of the widest format.
+const WIDEST: usize = STEP * 4;
 
 /// A vector register of f32 lanes.
 ///
@@ -34,6 +36,16 @@ pub(super) trait Vector: Copy {
     unsafe fn load_f32(at: *const u8) -> Self;
     unsafe fn load_f16(at: *const u8) -> Self;
     unsafe fn load_bf16(at: *const u8) -> Self;
+    /// Signed bytes.
+    unsafe fn load_i8(at: *const u8) -> Self;
+    /// What turns four-bit numbers into scaled values: the scale, or a table of all sixteen.
+    type Nibbles: Copy;
+    unsafe fn nibbles(scale: Self) -> Self::Nibbles;
+    /// `scale · (number − 8)` of the low or high halves of `LANES` bytes.
+    unsafe fn load_u4(nibbles: Self::Nibbles, at: *const u8, high: bool) -> Self;
+    /// One f16 in all lanes.
+    unsafe fn splat_f16(at: *const u8) -> Self;
+    unsafe fn mul(self, factor: Self) -> Self;
     unsafe fn store(self, at: *mut f32);
     /// `self · factor + addend`, rounded once.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
@@ -43,100 +55,149 @@ pub(super) trait Vector: Copy {
     unsafe fn prefetch(at: *const u8);
 }
 
-/// How the values of a format become f32 lanes.
-pub(super) trait Lanes<V: Vector> {
-    /// Bytes of a value.
+/// How the values of a format become f32 lanes, a step of [`STEP`] values at a time.
+pub(super) trait Steps<V: Vector> {
+    /// Bytes of a step.
     const BYTES: usize;
+    /// What the vectors of a step share: a scale, or nothing.
+    type Head: Copy;
 
     /// # Safety
     /// - the CPU has the instruction set of `V`
-    /// - `V::LANES * BYTES` bytes at `at` are readable
-    unsafe fn load(at: *const u8) -> V;
+    /// - `BYTES` bytes at `at` are readable
+    unsafe fn head(at: *const u8) -> Self::Head;
 
-    /// The first `n` values at `at`, the other lanes zero.
+    /// The values `index * V::LANES ..` of a step.
     ///
     /// # Safety
     /// - the CPU has the instruction set of `V`
-    /// - `n * BYTES` bytes at `at` are readable, and `n <= V::LANES`
-    #[inline(always)]
-    unsafe fn load_part(at: *const u8, n: usize) -> V {
-        let mut padded = [0u8; WIDEST];
-        // SAFETY: the caller has the instructions and `n * BYTES <= WIDEST` readable bytes; all
-        // formats encode zero as zero bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(at, padded.as_mut_ptr(), n * Self::BYTES);
-            Self::load(padded.as_ptr())
-        }
-    }
+    /// - `BYTES` bytes at `at` are readable, and `index * V::LANES < STEP`
+    unsafe fn lanes(head: Self::Head, at: *const u8, index: usize) -> V;
 }
 
 pub(super) struct F32;
 pub(super) struct F16;
 pub(super) struct Bf16;
+pub(super) struct Q80;
+pub(super) struct Q40;
 
-macro_rules! lanes {
+/// A format without blocks.
+macro_rules! plain_steps {
     ($format:ident, $bytes:literal, $load:ident) => {
-        impl<V: Vector> Lanes<V> for $format {
-            const BYTES: usize = $bytes;
+        impl<V: Vector> Steps<V> for $format {
+            const BYTES: usize = STEP * $bytes;
+            type Head = ();
 
             #[inline(always)]
-            unsafe fn load(at: *const u8) -> V {
+            unsafe fn head(_: *const u8) {}
+
+            #[inline(always)]
+            unsafe fn lanes((): (), at: *const u8, index: usize) -> V {
                 // SAFETY: the caller has the instructions and the bytes.
-                unsafe { V::$load(at) }
+                unsafe { V::$load(at.wrapping_add(index * V::LANES * $bytes)) }
             }
         }
     };
 }
-lanes!(F32, 4, load_f32);
-lanes!(F16, 2, load_f16);
-lanes!(Bf16, 2, load_bf16);
+plain_steps!(F32, 4, load_f32);
+plain_steps!(F16, 2, load_f16);
+plain_steps!(Bf16, 2, load_bf16);
+
+impl<V: Vector> Steps<V> for Q80 {
+    const BYTES: usize = 34;
+    type Head = V;
+
+    #[inline(always)]
+    unsafe fn head(at: *const u8) -> V {
+        // SAFETY: the caller has the instructions and the bytes.
+        unsafe { V::splat_f16(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(scale: V, at: *const u8, index: usize) -> V {
+        // SAFETY: the caller has the instructions and the bytes.
+        unsafe { V::load_i8(at.wrapping_add(2 + index * V::LANES)).mul(scale) }
+    }
+}
+
+impl<V: Vector> Steps<V> for Q40 {
+    const BYTES: usize = 18;
+    type Head = V::Nibbles;
+
+    #[inline(always)]
+    unsafe fn head(at: *const u8) -> V::Nibbles {
+        // SAFETY: the caller has the instructions and the bytes.
+        unsafe { V::nibbles(V::splat_f16(at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(nibbles: V::Nibbles, at: *const u8, index: usize) -> V {
+        // the low halves of sixteen bytes, then the high halves
+        let value = index * V::LANES;
+        // SAFETY: the caller has the instructions and the bytes.
+        unsafe { V::load_u4(nibbles, at.wrapping_add(2 + value % 16), value >= 16) }
+    }
+}
 
 /// Dot products of `R` rows with `T` vectors, as `[t][r]`.
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - all `xs` have one length, and each row has that length times `F::BYTES`
+/// - all `xs` have one length, and each row holds that many values of `F`
 #[inline(always)]
-pub(super) unsafe fn dots<V: Vector, F: Lanes<V>, const R: usize, const T: usize>(
+pub(super) unsafe fn dots<V: Vector, F: Steps<V>, const R: usize, const T: usize>(
     rows: [&[u8]; R],
     ahead: Option<[&[u8]; R]>,
     xs: [&[f32]; T],
 ) -> [[f32; R]; T] {
-    let n = xs[0].len();
-    let x_at = |x: &[f32], i: usize| x.as_ptr().wrapping_add(i).cast::<u8>();
-    let row_at = |row: &[u8], i: usize| row.as_ptr().wrapping_add(i * F::BYTES);
-    // SAFETY: the caller has the instructions; `i + LANES <= n` bounds the full loads of rows and
-    // vectors, `n - i` the last ones, and prefetches access no memory.
+    let n_steps = xs[0].len() / STEP;
+    let mut lines = Lines::new();
+    // SAFETY: the caller has the instructions; `step < n_steps` bounds the loads of rows and
+    // vectors, and what is left of them is copied to padded steps of its own.
     unsafe {
         let mut sums = [[V::zero(); R]; T];
-        let mut i = 0;
-        while i + V::LANES <= n {
-            if let Some(ahead) = ahead
-                && (i * F::BYTES).is_multiple_of(LINE)
-            {
-                for row in ahead {
-                    V::prefetch(row_at(row, i));
-                }
+        for step in 0..n_steps {
+            if let Some(ahead) = ahead {
+                lines.prefetch::<V, R>(ahead, (step + 1) * F::BYTES);
             }
-            let values = rows.map(|row| F::load(row_at(row, i)));
-            for (sums, x) in sums.iter_mut().zip(xs) {
-                let x = V::load_f32(x_at(x, i));
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = value.mul_add(x, *sum);
-                }
-            }
-            i += V::LANES;
+            let rows = rows.map(|row| row.as_ptr().add(step * F::BYTES));
+            let xs = xs.map(|x| x.as_ptr().add(step * STEP));
+            dots_step::<V, F, R, T>(rows, xs, &mut sums);
         }
-        if i < n {
-            let values = rows.map(|row| F::load_part(row_at(row, i), n - i));
-            for (sums, x) in sums.iter_mut().zip(xs) {
-                let x = <F32 as Lanes<V>>::load_part(x_at(x, i), n - i);
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = value.mul_add(x, *sum);
-                }
-            }
+        if !xs[0].len().is_multiple_of(STEP) {
+            let rows = rows.map(|row| padded_row(&row[n_steps * F::BYTES..]));
+            let xs = xs.map(|x| padded_values(&x[n_steps * STEP..]));
+            let rows = std::array::from_fn(|r| rows[r].as_ptr());
+            let xs = std::array::from_fn(|t| xs[t].as_ptr());
+            dots_step::<V, F, R, T>(rows, xs, &mut sums);
         }
         sums.map(|sums| sums.map(|sum| sum.sum()))
+    }
+}
+
+/// One step of [`dots`].
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - each row has a step of `F` readable, each vector `STEP` values
+#[inline(always)]
+unsafe fn dots_step<V: Vector, F: Steps<V>, const R: usize, const T: usize>(
+    rows: [*const u8; R],
+    xs: [*const f32; T],
+    sums: &mut [[V; R]; T],
+) {
+    // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
+    unsafe {
+        let heads = rows.map(|row| F::head(row));
+        for index in 0..STEP / V::LANES {
+            let values: [V; R] = std::array::from_fn(|r| F::lanes(heads[r], rows[r], index));
+            for (sums, x) in sums.iter_mut().zip(xs) {
+                let x = V::load_f32(x.add(index * V::LANES).cast());
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum = value.mul_add(x, *sum);
+                }
+            }
+        }
     }
 }
 
@@ -144,42 +205,58 @@ pub(super) unsafe fn dots<V: Vector, F: Lanes<V>, const R: usize, const T: usize
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - each row has the length of `y` times `F::BYTES`
+/// - each row holds as many values of `F` as `y`
 #[inline(always)]
-pub(super) unsafe fn axpys<V: Vector, F: Lanes<V>, const R: usize>(
+pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
     scales: [f32; R],
     rows: [&[u8]; R],
     ahead: Option<[&[u8]; R]>,
     y: &mut [f32],
 ) {
-    let n = y.len();
-    let row_at = |row: &[u8], i: usize| row.as_ptr().wrapping_add(i * F::BYTES);
-    // SAFETY: the caller has the instructions; `i + LANES <= n` bounds the full loads and stores,
-    // `n - i` the last ones, and prefetches access no memory.
+    let (steps, rest) = y.as_chunks_mut::<STEP>();
+    let n_steps = steps.len();
+    let mut lines = Lines::new();
+    // SAFETY: the caller has the instructions; `step < n_steps` bounds the loads of rows, and what
+    // is left of them is copied to padded steps of its own.
     unsafe {
         let scales = scales.map(|scale| V::splat(scale));
-        let mut i = 0;
-        while i + V::LANES <= n {
-            if let Some(ahead) = ahead
-                && (i * F::BYTES).is_multiple_of(LINE)
-            {
-                for row in ahead {
-                    V::prefetch(row_at(row, i));
-                }
+        for (step, y) in steps.iter_mut().enumerate() {
+            if let Some(ahead) = ahead {
+                lines.prefetch::<V, R>(ahead, (step + 1) * F::BYTES);
             }
-            let mut sum = V::load_f32(y.as_ptr().add(i).cast());
-            for (scale, row) in scales.iter().zip(rows) {
-                sum = scale.mul_add(F::load(row_at(row, i)), sum);
-            }
-            sum.store(y.as_mut_ptr().add(i));
-            i += V::LANES;
+            let rows = rows.map(|row| row.as_ptr().add(step * F::BYTES));
+            axpys_step::<V, F, R>(scales, rows, y);
         }
-        if i < n {
-            let mut sum = <F32 as Lanes<V>>::load_part(y.as_ptr().add(i).cast(), n - i);
-            for (scale, row) in scales.iter().zip(rows) {
-                sum = scale.mul_add(F::load_part(row_at(row, i), n - i), sum);
+        if !rest.is_empty() {
+            let rows = rows.map(|row| padded_row(&row[n_steps * F::BYTES..]));
+            let mut y = padded_values(rest);
+            axpys_step::<V, F, R>(scales, std::array::from_fn(|r| rows[r].as_ptr()), &mut y);
+            rest.copy_from_slice(&y[..rest.len()]);
+        }
+    }
+}
+
+/// One step of [`axpys`].
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - each row has a step of `F` readable
+#[inline(always)]
+unsafe fn axpys_step<V: Vector, F: Steps<V>, const R: usize>(
+    scales: [V; R],
+    rows: [*const u8; R],
+    y: &mut [f32; STEP],
+) {
+    // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
+    unsafe {
+        let heads = rows.map(|row| F::head(row));
+        for index in 0..STEP / V::LANES {
+            let at = y.as_mut_ptr().add(index * V::LANES);
+            let mut sum = V::load_f32(at.cast());
+            for r in 0..R {
+                sum = scales[r].mul_add(F::lanes(heads[r], rows[r], index), sum);
             }
-            store_part(sum, &mut y[i..]);
+            sum.store(at);
         }
     }
 }
@@ -188,35 +265,80 @@ pub(super) unsafe fn axpys<V: Vector, F: Lanes<V>, const R: usize>(
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - `row` has the length of `values` times `F::BYTES`
+/// - `row` holds as many values of `F` as `values`
 #[inline(always)]
-pub(super) unsafe fn decode<V: Vector, F: Lanes<V>>(row: &[u8], values: &mut [f32]) {
-    let n = values.len();
-    let row_at = |i: usize| row.as_ptr().wrapping_add(i * F::BYTES);
-    let mut i = 0;
-    // SAFETY: the caller has the instructions; `i + LANES <= n` bounds the full accesses, `n - i`
-    // the last ones.
+pub(super) unsafe fn decode<V: Vector, F: Steps<V>>(row: &[u8], values: &mut [f32]) {
+    let (steps, rest) = values.as_chunks_mut::<STEP>();
+    // SAFETY: the caller has the instructions; each step of `values` has one of `row`, and what is
+    // left of it is copied to a padded step of its own.
     unsafe {
-        while i + V::LANES <= n {
-            F::load(row_at(i)).store(values.as_mut_ptr().add(i));
-            i += V::LANES;
+        let n_steps = steps.len();
+        for (step, values) in steps.iter_mut().enumerate() {
+            decode_step::<V, F>(row.as_ptr().add(step * F::BYTES), values);
         }
-        if i < n {
-            store_part(F::load_part(row_at(i), n - i), &mut values[i..]);
+        if !rest.is_empty() {
+            let mut values = [0.0; STEP];
+            decode_step::<V, F>(padded_row(&row[n_steps * F::BYTES..]).as_ptr(), &mut values);
+            rest.copy_from_slice(&values[..rest.len()]);
         }
     }
 }
 
-/// The first lanes of a vector.
+/// One step of [`decode`].
 ///
 /// # Safety
-/// The CPU has the instruction set of `V`.
+/// - the CPU has the instruction set of `V`
+/// - a step of `F` is readable at `row`
 #[inline(always)]
-unsafe fn store_part<V: Vector>(vector: V, out: &mut [f32]) {
-    let mut lanes = [0f32; WIDEST / 4];
-    // SAFETY: the caller has the instructions; `lanes` holds the widest vector.
-    unsafe { vector.store(lanes.as_mut_ptr()) };
-    out.copy_from_slice(&lanes[..out.len()]);
+unsafe fn decode_step<V: Vector, F: Steps<V>>(row: *const u8, values: &mut [f32; STEP]) {
+    // SAFETY: the caller has the instructions and the step; `index` stays within a step.
+    unsafe {
+        let head = F::head(row);
+        for index in 0..STEP / V::LANES {
+            F::lanes(head, row, index).store(values.as_mut_ptr().add(index * V::LANES));
+        }
+    }
+}
+
+/// The end of a row that fills no step, padded: every format without blocks has zero bytes for 0.
+#[inline(always)]
+fn padded_row(rest: &[u8]) -> [u8; WIDEST] {
+    let mut padded = [0; WIDEST];
+    padded[..rest.len()].copy_from_slice(rest);
+    padded
+}
+
+/// The end of a vector that fills no step, padded with zeros.
+#[inline(always)]
+fn padded_values(rest: &[f32]) -> [f32; STEP] {
+    let mut padded = [0.0; STEP];
+    padded[..rest.len()].copy_from_slice(rest);
+    padded
+}
+
+/// Which line of the rows ahead is asked for next.
+struct Lines(usize);
+
+impl Lines {
+    #[inline(always)]
+    fn new() -> Self {
+        Self(0)
+    }
+
+    /// Asks for the lines of `ahead` that begin before byte `end` and were not asked for yet.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `V`.
+    #[inline(always)]
+    unsafe fn prefetch<V: Vector, const R: usize>(&mut self, ahead: [&[u8]; R], end: usize) {
+        while self.0 < end {
+            for row in ahead {
+                // SAFETY: the caller has the instructions; a prefetch accesses no memory.
+                unsafe { V::prefetch(row.as_ptr().wrapping_add(self.0)) };
+            }
+            self.0 += LINE;
+        }
+    }
 }
 
 /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, `W` registers of a panel row at a time.
@@ -277,11 +399,13 @@ macro_rules! simd_table {
             f32: primitives::<simd::F32>(),
             f16: primitives::<simd::F16>(),
             bf16: primitives::<simd::Bf16>(),
+            q8_0: primitives::<simd::Q80>(),
+            q4_0: primitives::<simd::Q40>(),
             axpy_tile,
             fold,
         };
 
-        const fn primitives<F: Lanes<$vector>>() -> RowPrimitives {
+        const fn primitives<F: Steps<$vector>>() -> RowPrimitives {
             RowPrimitives {
                 dot: dot::<F>,
                 dot_group: dot_group::<F>,
@@ -292,15 +416,17 @@ macro_rules! simd_table {
             }
         }
 
-        fn check<F: Lanes<$vector>>(rows: &[&[u8]], n: usize) {
+        fn check<F: Steps<$vector>>(rows: &[&[u8]], n: usize) {
             for row in rows {
-                assert_eq!(row.len(), n * F::BYTES, "a row holds as many values as the vector");
+                // formats of blocks have no other rows than whole steps
+                let expected = n * F::BYTES / simd::STEP;
+                assert_eq!(row.len(), expected, "a row holds as many values as the vector");
             }
         }
 
-        fn dot<F: Lanes<$vector>>(row: &[u8], x: &[f32]) -> f32 {
+        fn dot<F: Steps<$vector>>(row: &[u8], x: &[f32]) -> f32 {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(row: &[u8], x: &[f32]) -> f32 {
+            fn inner<F: Steps<$vector>>(row: &[u8], x: &[f32]) -> f32 {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 let [[sum]] = unsafe { simd::dots::<$vector, F, 1, 1>([row], None, [x]) };
                 sum
@@ -311,9 +437,9 @@ macro_rules! simd_table {
             unsafe { inner::<F>(row, x) }
         }
 
-        fn dot_group<F: Lanes<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
+        fn dot_group<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
+            fn inner<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 let [sums] = unsafe { simd::dots::<$vector, F, GROUP, 1>(rows, Some(ahead), [x]) };
                 sums
@@ -324,9 +450,9 @@ macro_rules! simd_table {
             unsafe { inner::<F>(rows, ahead, x) }
         }
 
-        fn dot_tile<F: Lanes<$vector>>(rows: Rows<'_>, xs: Vectors<'_>) -> [Group; GROUP] {
+        fn dot_tile<F: Steps<$vector>>(rows: Rows<'_>, xs: Vectors<'_>) -> [Group; GROUP] {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(
+            fn inner<F: Steps<$vector>>(
                 rows: Rows<'_>,
                 xs: [&[f32]; $tile_tokens],
             ) -> [Group; $tile_tokens] {
@@ -348,9 +474,9 @@ macro_rules! simd_table {
             tile
         }
 
-        fn axpy<F: Lanes<$vector>>(scale: f32, row: &[u8], y: &mut [f32]) {
+        fn axpy<F: Steps<$vector>>(scale: f32, row: &[u8], y: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(scale: f32, row: &[u8], y: &mut [f32]) {
+            fn inner<F: Steps<$vector>>(scale: f32, row: &[u8], y: &mut [f32]) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 unsafe { simd::axpys::<$vector, F, 1>([scale], [row], None, y) }
             }
@@ -360,14 +486,14 @@ macro_rules! simd_table {
             unsafe { inner::<F>(scale, row, y) }
         }
 
-        fn axpy_group<F: Lanes<$vector>>(
+        fn axpy_group<F: Steps<$vector>>(
             scales: Group,
             rows: Rows<'_>,
             ahead: Rows<'_>,
             y: &mut [f32],
         ) {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(
+            fn inner<F: Steps<$vector>>(
                 scales: Group,
                 rows: Rows<'_>,
                 ahead: Rows<'_>,
@@ -382,9 +508,9 @@ macro_rules! simd_table {
             unsafe { inner::<F>(scales, rows, ahead, y) }
         }
 
-        fn decode<F: Lanes<$vector>>(row: &[u8], values: &mut [f32]) {
+        fn decode<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn inner<F: Lanes<$vector>>(row: &[u8], values: &mut [f32]) {
+            fn inner<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 unsafe { simd::decode::<$vector, F>(row, values) }
             }
