@@ -1,0 +1,303 @@
+//! Prefill and decode speed, of a model or of a synthetic one, beside the machine's read
+//! bandwidth.
+//!
+//! ```sh
+//! cargo run --release --example bench
+//! cargo run --release --example bench -- --synthetic llama-1b --density 0.1 --dtype f16 \
+//!     --threads 2 --compare dense,exact
+//! ```
+//!
+//! The modes run on one set of weights and take turns within each repetition, so that whatever else
+//! the machine does meets them alike; medians are reported. A synthetic model has random weights of
+//! real shapes whose gates fire for about `--density` of the neurons. It shows speed, never
+//! quality. `--write DIR` writes it to a folder instead, to time loading it.
+
+#[path = "support/flags.rs"]
+mod flags;
+#[path = "support/measure.rs"]
+mod measure;
+#[path = "support/progress.rs"]
+mod progress;
+#[path = "support/report.rs"]
+mod report;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use powerinfer::core::{CausalLm, KvCache, ModelInfo, Result as CoreResult, Step};
+use powerinfer::models::LoadOptions;
+use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
+use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
+use powerinfer::{Engine, Sparsity};
+use serde_json::{Value, json};
+
+use flags::{CommonFlags, not_yet};
+use measure::{Plan, Run, peak_memory_bytes};
+use progress::Progress;
+use report::{Outcome, note, print, print_json};
+
+/// The yardstick reads at least so much at least so often.
+const BANDWIDTH_BYTES: usize = 1 << 30;
+const BANDWIDTH_PASSES: usize = 5;
+
+/// Prefill and decode speed.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+struct Flags {
+    /// A model of random weights in a real shape
+    #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = SYNTHETIC)]
+    synthetic: Option<String>,
+    /// Share of a synthetic model's neurons that fire [default: 0.1]
+    #[arg(long, value_name = "X", requires = "synthetic")]
+    density: Option<f64>,
+    /// Tokens of the prompt
+    #[arg(short, value_name = "N", default_value = "64", value_parser = at_least_one)]
+    p: usize,
+    /// Tokens to decode
+    #[arg(short, value_name = "N", default_value = "32", value_parser = at_least_one)]
+    n: usize,
+    /// Tokens in the context when decoding begins [default: those of the prompt]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    context: Option<usize>,
+    /// Texts at once
+    #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
+    batch: usize,
+    /// How often to measure
+    #[arg(long, value_name = "N", default_value = "5", value_parser = at_least_one)]
+    repetitions: usize,
+    /// Modes to compare, such as dense,exact [default: that of --sparsity]
+    #[arg(long, value_name = "MODES", value_delimiter = ',', conflicts_with = "sparsity",
+          value_parser = MODES)]
+    compare: Vec<String>,
+    /// Write the synthetic model to a folder and stop
+    #[arg(long, value_name = "DIR", requires = "synthetic")]
+    write: Option<PathBuf>,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+const SYNTHETIC: [&str; 7] =
+    ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
+const MODES: [&str; 5] = ["auto", "dense", "exact", "predicted:trained", "predicted:quantized"];
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
+        Ok(n) => Ok(n),
+    }
+}
+
+fn main() -> ExitCode {
+    report::run(bench)
+}
+
+fn bench(flags: Flags) -> Outcome<()> {
+    flags.common.refuse_later_flags()?;
+    if flags.batch > 1 {
+        return not_yet(&format!("--batch {}", flags.batch), "; use --batch 1");
+    }
+    let (modes, synthetic) = (flags.modes()?, flags.synthetic()?);
+    let pool = flags.common.pool()?;
+    if let (Some(synthetic), Some(dir)) = (&synthetic, &flags.write) {
+        return write(synthetic, dir, &flags, &pool);
+    }
+    let loaded = load(&flags, synthetic.as_ref(), &pool)?;
+    if synthetic.is_some() {
+        note("note: a synthetic model of random weights: this shows speed, never quality");
+    }
+    for line in &loaded.engine.info().notes {
+        note(&format!("note: {line}"));
+    }
+    let findings = measure_all(loaded, &modes, flags.plan(), &pool)?;
+    if flags.common.json {
+        print_json(&findings.as_json(&flags))
+    } else {
+        print(&findings.as_text())
+    }
+}
+
+impl Flags {
+    /// The density of the synthetic model, if there is one.
+    fn density(&self) -> Option<f64> {
+        self.synthetic.as_ref().map(|_| self.density.unwrap_or(0.1))
+    }
+
+    fn synthetic(&self) -> Outcome<Option<Synthetic>> {
+        let (Some(name), Some(density)) = (&self.synthetic, self.density()) else {
+            return Ok(None);
+        };
+        let Ok(shape) = name.parse::<SyntheticShape>() else {
+            return not_yet(&format!("--synthetic {name}"), "");
+        };
+        Ok(Some(Synthetic::new(shape, density, 1)?))
+    }
+
+    fn modes(&self) -> Outcome<Vec<Option<Sparsity>>> {
+        if self.compare.is_empty() {
+            return Ok(vec![None]);
+        }
+        let mode = |name: &String| match name.parse::<Sparsity>() {
+            Ok(Sparsity::Auto) => Ok(None),
+            Ok(sparsity) => Ok(Some(sparsity)),
+            Err(_) => not_yet(&format!("--compare {name}"), "; use dense, exact or auto"),
+        };
+        self.compare.iter().map(mode).collect()
+    }
+
+    fn plan(&self) -> Plan {
+        Plan {
+            prompt: self.p,
+            decode: self.n,
+            context: self.context.unwrap_or(self.p),
+            repetitions: self.repetitions,
+        }
+    }
+}
+
+/// An engine and what loading it took.
+#[derive(Debug)]
+struct Loaded {
+    engine: Engine,
+    seconds: f64,
+    peak_memory_bytes: Option<u64>,
+}
+
+fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outcome<Loaded> {
+    let _progress = Progress::new("loading", 0);
+    let began = Instant::now();
+    let engine = match synthetic {
+        Some(synthetic) => {
+            let options = LoadOptions::default()
+                .with_dtype(flags.common.dtype()?.weight_format())
+                .with_sparsity(flags.common.sparsity()?);
+            let made = Made(pool.install(|| synthetic.load(&options))?);
+            Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
+        }
+        None => flags.common.builder()?.model(flags.common.model_dir()?).build()?,
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Loaded { engine, seconds, peak_memory_bytes: peak_memory_bytes() })
+}
+
+/// A loaded model, to go in where a model of one's own does.
+#[derive(Debug)]
+struct Made(Box<dyn CausalLm>);
+
+impl CausalLm for Made {
+    fn info(&self) -> &ModelInfo {
+        self.0.info()
+    }
+
+    fn new_cache(&self) -> KvCache {
+        self.0.new_cache()
+    }
+
+    fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> CoreResult<()> {
+        self.0.forward(tokens, cache, step)
+    }
+}
+
+fn write(synthetic: &Synthetic, dir: &Path, flags: &Flags, pool: &ThreadPool) -> Outcome<()> {
+    let format = flags.common.dtype()?.weight_format().unwrap_or(WeightFormat::F16);
+    let began = Instant::now();
+    {
+        let _progress = Progress::new("writing", 0);
+        pool.install(|| synthetic.write(dir, format))?;
+    }
+    let bytes = std::fs::metadata(dir.join("model.safetensors")).map_or(0, |file| file.len());
+    let seconds = began.elapsed().as_secs_f64();
+    if flags.common.json {
+        return print_json(&json!({"path": dir, "bytes": bytes, "seconds": seconds}));
+    }
+    print(&format!("{bytes} bytes written to {} in {seconds:.1} s\n", dir.display()))
+}
+
+/// All that was measured.
+#[derive(Debug)]
+struct Findings {
+    loaded: Loaded,
+    plan: Plan,
+    runs: Vec<Run>,
+    bandwidth: ReadBandwidth,
+}
+
+fn measure_all(
+    loaded: Loaded,
+    modes: &[Option<Sparsity>],
+    plan: Plan,
+    pool: &ThreadPool,
+) -> Outcome<Findings> {
+    let engine = &loaded.engine;
+    let plan = plan.check(engine.info())?;
+    let mut runs: Vec<Run> = modes.iter().map(|&mode| Run::new(mode)).collect();
+    let n_steps = (plan.repetitions as u64).saturating_mul(runs.len() as u64);
+    let progress = Progress::new("measuring", n_steps);
+    let before = read_bandwidth(pool, BANDWIDTH_BYTES, BANDWIDTH_PASSES)?;
+    for run in &mut runs {
+        run.warm_up(engine)?;
+    }
+    for _ in 0..plan.repetitions {
+        for run in &mut runs {
+            run.measure(engine, &plan)?;
+            progress.advance(1);
+        }
+    }
+    // Once before and once after, as other work on the machine comes and goes.
+    let after = read_bandwidth(pool, BANDWIDTH_BYTES, BANDWIDTH_PASSES)?;
+    let after_is_best = after.bytes_per_second > before.bytes_per_second;
+    let bandwidth = if after_is_best { after } else { before };
+    Ok(Findings { loaded, plan, runs, bandwidth })
+}
+
+impl Findings {
+    fn as_json(&self, flags: &Flags) -> Value {
+        let Self { loaded, plan, runs, bandwidth } = self;
+        let info = loaded.engine.info();
+        json!({
+            "runs": runs.iter().map(|run| run.as_json(&loaded.engine)).collect::<Vec<_>>(),
+            "read_bandwidth_bytes_per_second": bandwidth.bytes_per_second,
+            "page_kind": bandwidth.page_kind,
+            "synthetic": flags.synthetic,
+            "density": flags.density(),
+            "prompt_tokens": plan.prompt,
+            "decode_tokens": plan.decode,
+            "context": plan.context,
+            "repetitions": plan.repetitions,
+            "parameters": info.n_parameters,
+            "weight_bytes_resident": info.weight_bytes,
+            "load_seconds": loaded.seconds,
+            "peak_memory_after_load_bytes": loaded.peak_memory_bytes,
+            "peak_memory_bytes": peak_memory_bytes(),
+        })
+    }
+
+    fn as_text(&self) -> String {
+        let (engine, bandwidth) = (&self.loaded.engine, self.bandwidth.bytes_per_second);
+        let mut text = format!(
+            "read bandwidth {:.2} GB/s on {} threads ({})\n\
+             mode   dtype  prefill tokens/s  decode tokens/s  neurons run  MB/token   GB/s  of bandwidth\n",
+            bandwidth * 1e-9,
+            engine.n_threads(),
+            self.bandwidth.page_kind,
+        );
+        for run in &self.runs {
+            let bytes_per_second = run.decode_speed() * run.weight_bytes_per_token();
+            let _ = writeln!(
+                text,
+                "{:<6} {:<6} {:>16.2} {:>16.2} {:>10.1} % {:>9.1} {:>6.2} {:>11.0} %",
+                run.mode(engine).name(),
+                engine.info().dtypes.join(","),
+                run.prefill_speed(),
+                run.decode_speed(),
+                100.0 * run.density(),
+                1e-6 * run.weight_bytes_per_token(),
+                1e-9 * bytes_per_second,
+                100.0 * bytes_per_second / bandwidth,
+            );
+        }
+        text
+    }
+}

@@ -1,0 +1,169 @@
+//! Writes text after a prompt, piece by piece.
+//!
+//! ```sh
+//! cargo run --release --example generate -- "It was a truth" --temperature 0.8 --seed 7
+//! cargo run --release --example generate -- --prompt-ids 1,1388,342 --max-tokens 20 --json
+//! ```
+//!
+//! The text goes to stdout. On a terminal the prompt is shown before it and a summary after it, on
+//! stderr both.
+
+#[path = "support/flags.rs"]
+mod flags;
+#[path = "support/progress.rs"]
+mod progress;
+#[path = "support/report.rs"]
+mod report;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use powerinfer::{Engine, GenerateOptions, Generated, Prompt, Sampling, Session};
+use serde_json::json;
+
+use flags::CommonFlags;
+use progress::Progress;
+use report::{Outcome, note, print, print_json};
+
+/// Writes text after a prompt.
+#[derive(Debug, Parser)]
+#[command(name = "generate")]
+struct Flags {
+    /// The text to continue
+    #[arg(default_value = "It was a truth", conflicts_with = "prompt_ids")]
+    prompt: String,
+    /// Token ids to continue, fed as they are
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
+    prompt_ids: Option<Vec<u32>>,
+    /// Most tokens to write
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_tokens: usize,
+    /// Divides the logits; 0 always takes the likeliest token
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    temperature: f32,
+    /// Draw from the K likeliest tokens only
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the fewest tokens that have this probability together
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    top_p: f32,
+    /// Draw from tokens of at least this share of the likeliest one's probability
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    min_p: f32,
+    /// Above 1 makes tokens that occurred lately less likely
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repeat_penalty: f32,
+    /// The same seed draws the same text
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Text that ends the writing; may be given several times
+    #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
+    /// Write on over the model's end tokens
+    #[arg(long)]
+    ignore_eos: bool,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+fn main() -> ExitCode {
+    report::run(generate)
+}
+
+fn generate(flags: Flags) -> Outcome<()> {
+    let engine = {
+        let _progress = Progress::new("loading", 0);
+        flags.common.builder()?.model(flags.common.model_dir()?).build()?
+    };
+    for line in &engine.info().notes {
+        note(&format!("note: {line}"));
+    }
+    let mut session = engine.session()?;
+    let generated = if flags.common.json {
+        let _progress = Progress::new("writing", 0);
+        session.generate_text(flags.prompt(), &flags.options())?
+    } else {
+        write_as_it_comes(&mut session, &flags)?
+    };
+    if flags.common.json {
+        return print_json(&as_json(&engine, &generated, &flags));
+    }
+    note(&summary(&generated));
+    Ok(())
+}
+
+impl Flags {
+    fn prompt(&self) -> Prompt {
+        match &self.prompt_ids {
+            Some(ids) => ids.clone().into(),
+            None => self.prompt.as_str().into(),
+        }
+    }
+
+    fn options(&self) -> GenerateOptions {
+        let sampling = Sampling::default()
+            .with_temperature(self.temperature)
+            .with_top_k(self.top_k)
+            .with_top_p(self.top_p)
+            .with_min_p(self.min_p)
+            .with_repetition_penalty(self.repeat_penalty)
+            .with_seed(self.seed);
+        GenerateOptions::default()
+            .with_max_tokens(self.max_tokens)
+            .with_sampling(sampling)
+            .with_stop(&self.stop)
+            .with_ignore_eos(self.ignore_eos)
+    }
+}
+
+fn write_as_it_comes(session: &mut Session, flags: &Flags) -> Outcome<Generated> {
+    let mut stream = session.generate(flags.prompt(), &flags.options())?;
+    if std::io::stderr().is_terminal() && flags.prompt_ids.is_none() {
+        report::echo(&flags.prompt);
+    }
+    for piece in stream.by_ref() {
+        print(&piece?.text)?;
+    }
+    print("\n")?;
+    Ok(stream.finish()?)
+}
+
+fn as_json(engine: &Engine, generated: &Generated, flags: &Flags) -> serde_json::Value {
+    let (stats, info) = (&generated.stats, engine.info());
+    // The decode steps; a text of one token has none.
+    let work = if stats.decode_tokens > 0 { &stats.decode } else { &stats.prefill };
+    json!({
+        "prompt_ids": generated.prompt_ids,
+        "ids": generated.ids,
+        "text": generated.text,
+        "finish_reason": generated.finish_reason.name(),
+        "prefill_tokens": stats.prefill_tokens,
+        "prefill_seconds": stats.prefill_time.as_secs_f64(),
+        "decode_tokens": stats.decode_tokens,
+        "decode_seconds": stats.decode_time.as_secs_f64(),
+        "decode_tokens_per_second": stats.decode_tokens_per_second(),
+        "ffn_density": work.density(),
+        "ffn_density_per_layer": work.density_per_layer(),
+        // Nothing predicts yet: every neuron's gate is computed.
+        "picked_density": 1.0,
+        "weight_bytes_per_token": work.weight_bytes.checked_div(work.n_tokens).unwrap_or(0),
+        "weight_bytes_resident": info.weight_bytes,
+        "predictor_seconds": work.predictor_ns as f64 * 1e-9,
+        "sparsity": info.sparsity.name(),
+        "dtype": info.dtypes.join(","),
+        "seed": flags.seed,
+    })
+}
+
+fn summary(generated: &Generated) -> String {
+    let stats = &generated.stats;
+    format!(
+        "{} tokens ({}), prefill {:.0} tokens/s, decode {:.0} tokens/s, {:.1} % of neurons run",
+        generated.ids.len(),
+        generated.finish_reason,
+        stats.prefill_tokens_per_second(),
+        stats.decode_tokens_per_second(),
+        100.0 * stats.decode.density(),
+    )
+}

@@ -1,0 +1,162 @@
+//! Says what is in a model folder, without loading its weights.
+//!
+//! ```sh
+//! cargo run --release --example inspect
+//! cargo run --release --example inspect -- path/to/model --json
+//! ```
+
+#[path = "support/flags.rs"]
+mod flags;
+#[path = "support/report.rs"]
+mod report;
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use powerinfer::Tokenizer;
+use powerinfer::core::{FileDtype, ModelConfig, TensorInfo, WeightStore};
+use powerinfer::models::supported_model_types;
+use serde_json::json;
+
+use flags::{CommonFlags, not_yet, refuse_gguf};
+use report::{Outcome, print, print_json};
+
+/// Says what is in a model folder.
+#[derive(Debug, Parser)]
+#[command(name = "inspect")]
+struct Flags {
+    /// A model folder [default: the demo model in assets/]
+    #[arg(value_name = "FILE", conflicts_with = "model")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+/// What the files say.
+#[derive(Debug)]
+struct Contents {
+    path: PathBuf,
+    config: ModelConfig,
+    tensors: Vec<TensorInfo>,
+    notes: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    report::run(inspect)
+}
+
+fn inspect(flags: Flags) -> Outcome<()> {
+    flags.common.refuse_later_flags()?;
+    let path = match flags.file {
+        Some(path) => path,
+        None => flags.common.model_dir()?,
+    };
+    refuse_gguf(&path)?;
+    if path.is_file() {
+        let what = format!("{}: inspecting a single file", path.display());
+        return not_yet(&what, "; give a model folder in Hugging Face layout");
+    }
+    let contents = Contents::read(path)?;
+    if flags.common.json { print_json(&contents.as_json()) } else { print(&contents.as_text()) }
+}
+
+impl Contents {
+    fn read(path: PathBuf) -> Outcome<Self> {
+        let config = ModelConfig::from_dir(&path, &supported_model_types())?;
+        let tensors: Vec<_> = WeightStore::open(&path)?.tensors().cloned().collect();
+        let notes = notes(&path, &config, &tensors);
+        Ok(Self { path, config, tensors, notes })
+    }
+
+    /// Numbers in all tensors.
+    fn parameters(&self) -> u64 {
+        let count = |tensor: &TensorInfo| tensor.shape.iter().map(|&n| n as u64).product::<u64>();
+        self.tensors.iter().map(count).sum()
+    }
+
+    fn dtypes(&self) -> BTreeSet<String> {
+        self.tensors.iter().map(|tensor| tensor.dtype.to_string()).collect()
+    }
+
+    fn as_json(&self) -> serde_json::Value {
+        let config = &self.config;
+        json!({
+            "architecture": config.model_type,
+            "parameters": self.parameters(),
+            "tensors": self.tensors.len(),
+            "dtypes": self.dtypes(),
+            "activation": config.activation.to_string(),
+            "sparse": config.activation.is_sparse(),
+            "predictor": null,
+            "threshold": null,
+            "n_layers": config.n_layers,
+            "d_model": config.d_model,
+            "d_ff": config.d_ff,
+            "n_heads": config.n_heads,
+            "n_kv_heads": config.n_kv_heads,
+            "d_head": config.d_head,
+            "vocab_size": config.vocab_size,
+            "max_context": config.max_context,
+            "eos_token_ids": config.eos_token_ids,
+            "notes": self.notes,
+        })
+    }
+
+    fn as_text(&self) -> String {
+        let config = &self.config;
+        let dtypes = Vec::from_iter(self.dtypes()).join(", ");
+        let sparse = if config.activation.is_sparse() { "sparse" } else { "not sparse" };
+        let lines = [
+            ("model", self.path.display().to_string()),
+            ("architecture", config.model_type.clone()),
+            ("layers", config.n_layers.to_string()),
+            ("width", config.d_model.to_string()),
+            ("neurons", format!("{} a layer", config.d_ff)),
+            ("activation", format!("{}, {sparse}", config.activation)),
+            ("heads", format!("{} of {}", config.n_heads, config.d_head)),
+            ("kv heads", config.n_kv_heads.to_string()),
+            ("vocabulary", config.vocab_size.to_string()),
+            ("context", config.max_context.to_string()),
+            ("end ids", format!("{:?}", config.eos_token_ids)),
+            ("parameters", self.parameters().to_string()),
+            ("tensors", format!("{}, {dtypes}", self.tensors.len())),
+        ];
+        let mut text = String::new();
+        for (name, value) in lines {
+            let _ = writeln!(text, "{name:<13} {value}");
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "note: {note}");
+        }
+        for tensor in &self.tensors {
+            let _ = writeln!(text, "  {:<50} {:<5} {:?}", tensor.name, tensor.dtype, tensor.shape);
+        }
+        text
+    }
+}
+
+/// What is worth knowing before the model is loaded.
+fn notes(path: &Path, config: &ModelConfig, tensors: &[TensorInfo]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !config.activation.is_sparse() {
+        let activation = config.activation;
+        notes.push(format!("{activation} fires for every neuron: expect no gain from sparsity"));
+    }
+    if config.eos_token_ids.is_empty() {
+        notes.push("no end token: texts end by length or by a stop string".to_owned());
+    }
+    let unread = tensors.iter().filter(|tensor| matches!(tensor.dtype, FileDtype::Other(_)));
+    for tensor in unread {
+        notes.push(format!("{} is {}, which weights are not read from", tensor.name, tensor.dtype));
+    }
+    let tokenizer = path.join("tokenizer.json");
+    if !tokenizer.exists() {
+        notes.push("no tokenizer.json: token ids only".to_owned());
+    } else if let Err(error) = Tokenizer::from_file(&tokenizer) {
+        notes.push(format!("{error}: token ids only"));
+    }
+    notes
+}

@@ -1,0 +1,202 @@
+//! The flags that every example takes, and what becomes of them.
+#![allow(dead_code, reason = "each example uses a part")]
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use powerinfer::ops::ThreadPool;
+use powerinfer::{Dtype, Engine, EngineBuilder, Sparsity};
+
+use super::report::Outcome;
+
+/// Which model to run, and how.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CommonFlags {
+    /// A model folder in Hugging Face layout [default: the demo model in assets/]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// What the weights are held as; auto keeps the file's type
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) dtype: DtypeFlag,
+    /// Threads to compute with [default: one a core]
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// cpu, cuda, cuda:N or hybrid
+    #[arg(long, default_value = "cpu", value_parser = parse_device)]
+    pub(crate) device: DeviceFlag,
+    /// GPU memory to use, such as 8GiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) vram_budget: Option<u64>,
+    /// A plan of hot and cold neurons
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Which neurons of each feed-forward network to compute
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) sparsity: SparsityFlag,
+    /// A predictor file, or `quantized` to build one
+    #[arg(long, value_name = "FILE|quantized")]
+    pub(crate) predictor: Option<String>,
+    /// Print one JSON object on stdout and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The values of `--dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "verbatim")]
+#[allow(non_camel_case_types, reason = "the names are what is typed")]
+pub(crate) enum DtypeFlag {
+    f32,
+    f16,
+    bf16,
+    q8_0,
+    q4_0,
+    auto,
+}
+
+/// The values of `--sparsity`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SparsityFlag {
+    Dense,
+    Exact,
+    Predicted,
+    Auto,
+}
+
+/// The values of `--device`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceFlag {
+    Cpu,
+    Cuda(usize),
+    Hybrid,
+}
+
+/// Something that the command line names and this version does not do yet.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not supported yet{1}")]
+pub(crate) struct NotYet(pub(crate) String, pub(crate) &'static str);
+
+impl CommonFlags {
+    /// The model folder: the one asked for or the demo model.
+    pub(crate) fn model_dir(&self) -> Outcome<PathBuf> {
+        let Some(path) = &self.model else {
+            let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+            return Ok(root.join("assets").join("llama-relu-tiny"));
+        };
+        refuse_gguf(path)?;
+        Ok(path.clone())
+    }
+
+    /// A builder with threads, dtype and sparsity set and no model yet.
+    pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
+        self.refuse_later_flags()?;
+        let builder = Engine::builder().dtype(self.dtype()?).sparsity(self.sparsity()?);
+        Ok(match self.threads {
+            Some(threads) => builder.threads(threads.get()),
+            None => builder,
+        })
+    }
+
+    /// A pool with the threads asked for, for work outside of an engine.
+    pub(crate) fn pool(&self) -> Outcome<ThreadPool> {
+        Ok(ThreadPool::new(self.threads)?)
+    }
+
+    /// The dtype asked for.
+    pub(crate) fn dtype(&self) -> Outcome<Dtype> {
+        match self.dtype {
+            DtypeFlag::auto => Ok(Dtype::Auto),
+            DtypeFlag::f32 => Ok(Dtype::F32),
+            DtypeFlag::f16 => Ok(Dtype::F16),
+            DtypeFlag::bf16 => Ok(Dtype::Bf16),
+            DtypeFlag::q8_0 => not_yet("--dtype q8_0", "; use f32, f16, bf16 or auto"),
+            DtypeFlag::q4_0 => not_yet("--dtype q4_0", "; use f32, f16, bf16 or auto"),
+        }
+    }
+
+    /// The sparsity mode asked for.
+    pub(crate) fn sparsity(&self) -> Outcome<Sparsity> {
+        match self.sparsity {
+            SparsityFlag::Auto => Ok(Sparsity::Auto),
+            SparsityFlag::Dense => Ok(Sparsity::Dense),
+            SparsityFlag::Exact => Ok(Sparsity::Exact),
+            SparsityFlag::Predicted => {
+                not_yet("--sparsity predicted", "; use dense, exact or auto")
+            }
+        }
+    }
+
+    /// An error for each flag that is there for later versions.
+    pub(crate) fn refuse_later_flags(&self) -> Outcome<()> {
+        self.dtype()?;
+        self.sparsity()?;
+        match self.device {
+            DeviceFlag::Cpu => {}
+            DeviceFlag::Cuda(n) => return not_yet(&format!("--device cuda:{n}"), "; use cpu"),
+            DeviceFlag::Hybrid => return not_yet("--device hybrid", "; use cpu"),
+        }
+        if self.vram_budget.is_some() {
+            return not_yet("--vram-budget", "");
+        }
+        if self.plan.is_some() {
+            return not_yet("--plan", "");
+        }
+        if self.predictor.is_some() {
+            return not_yet("--predictor", "");
+        }
+        Ok(())
+    }
+}
+
+/// Refuses files that are known by name to be GGUF.
+pub(crate) fn refuse_gguf(path: &Path) -> Outcome<()> {
+    let gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    if gguf {
+        return not_yet(
+            &format!("{}: a GGUF file", path.display()),
+            "; use a model folder in Hugging Face layout",
+        );
+    }
+    Ok(())
+}
+
+/// The answer to flags of later versions.
+pub(crate) fn not_yet<T>(what: &str, instead: &'static str) -> Outcome<T> {
+    Err(Box::new(NotYet(what.to_owned(), instead)))
+}
+
+fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
+    let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= 1024);
+    threads.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
+}
+
+fn parse_device(text: &str) -> Result<DeviceFlag, String> {
+    let expected = || "expected cpu, cuda, cuda:N or hybrid".to_owned();
+    match text {
+        "cpu" => Ok(DeviceFlag::Cpu),
+        "hybrid" => Ok(DeviceFlag::Hybrid),
+        "cuda" => Ok(DeviceFlag::Cuda(0)),
+        _ => {
+            let number = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+            number.map(DeviceFlag::Cuda).ok_or_else(expected)
+        }
+    }
+}
+
+/// Reads `8GiB`, `512MiB`, `64KiB` or a plain number of bytes.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let expected = || "expected a size such as 8GiB or 512MiB".to_owned();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        _ => return Err(expected()),
+    };
+    let number: u64 = number.parse().map_err(|_| expected())?;
+    number.checked_mul(1 << shift).ok_or_else(expected)
+}

@@ -1,0 +1,81 @@
+//! How an example begins and ends: arguments in, exit status out, one place for both.
+#![allow(dead_code, reason = "each example uses a part")]
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// What an example's `main` function returns on its way to the exit status.
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Parses the command line, runs `body` and turns what comes of it into the exit status:
+/// 0 done, 1 failed, 2 wrong usage.
+pub(crate) fn run<Flags: Parser>(body: impl FnOnce(Flags) -> Outcome<()>) -> ExitCode {
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        Err(usage) => return usage_status(&usage),
+    };
+    match body(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure_status(failure.as_ref(), &mut io::stderr()),
+    }
+}
+
+/// Writes one JSON object and a line end to stdout.
+pub(crate) fn print_json(object: &serde_json::Value) -> Outcome<()> {
+    writeln!(io::stdout(), "{object}").map_err(Stdout)?;
+    Ok(())
+}
+
+/// Writes text to stdout at once, so that a stream of text is seen as it comes.
+pub(crate) fn print(text: &str) -> Outcome<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).map_err(Stdout)?;
+    stdout.flush().map_err(Stdout)?;
+    Ok(())
+}
+
+/// Writes a note to stderr; a closed stderr loses it and nothing else.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Writes text to stderr without a line end, for a reader at a terminal.
+pub(crate) fn echo(text: &str) {
+    let _ = write!(io::stderr(), "{text}");
+}
+
+/// Writing to stdout failed. Whoever closes the pipe early has read enough: no failure of ours.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to stdout")]
+struct Stdout(#[source] io::Error);
+
+fn usage_status(usage: &clap::Error) -> ExitCode {
+    let _ = usage.print();
+    ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2))
+}
+
+/// Writes `error: …` and its causes to `stderr`, each on its own line.
+pub(crate) fn failure_status(failure: &(dyn Error + 'static), stderr: &mut dyn Write) -> ExitCode {
+    if let Some(usage) = failure.downcast_ref::<clap::Error>() {
+        return usage_status(usage);
+    }
+    let closed = failure.downcast_ref::<Stdout>();
+    if closed.is_some_and(|Stdout(source)| source.kind() == io::ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    let _ = writeln!(stderr, "error: {}", one_line(failure));
+    let mut cause = failure.source();
+    while let Some(error) = cause {
+        let _ = writeln!(stderr, "  caused by: {}", one_line(error));
+        cause = error.source();
+    }
+    ExitCode::FAILURE
+}
+
+/// An error's text may quote a file or a prompt; a line end in it must not break the line.
+fn one_line(error: &dyn Error) -> String {
+    error.to_string().replace(['\n', '\r'], " ")
+}

@@ -1,0 +1,157 @@
+//! Runs ReLU language models by computing only the neurons that fire.
+//!
+//! In a feed-forward network with a ReLU most neurons give zero for most tokens, and which ones
+//! changes from token to token. PowerInfer finds the neurons that fire and leaves the rest of the
+//! weights unread: a gated network of which a tenth fires reads two fifths of its weights and gives
+//! the same logits, bit for bit. This crate is the front door: text in, text out.
+//!
+//! # Load a model and stream text
+//!
+//! ```
+//! use powerinfer::{Engine, GenerateOptions};
+//!
+//! let engine = Engine::builder().model("assets/llama-relu-tiny").build()?;
+//! let mut session = engine.session()?;
+//! let mut text = String::new();
+//! for piece in session.generate("It was a truth", &GenerateOptions::default().with_max_tokens(12))? {
+//!     text.push_str(&piece?.text); // a program prints it
+//! }
+//! assert_eq!(text, " to be, that she was not in the least to be");
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
+//!
+//! A model is a folder in Hugging Face layout: `config.json`, `model.safetensors` (or shards with
+//! their index), and `tokenizer.json`. Known architectures: LLaMA.
+//!
+//! - An [`Engine`] holds the weights, the tokenizer and the threads. Clone it freely: clones share.
+//! - A [`Session`] holds one context. Each [`generate`](Session::generate) continues it;
+//!   [`reset`](Session::reset) starts afresh.
+//! - A [`TextStream`] yields [`Piece`]s of whole characters. Drop it to cancel.
+//!
+//! # Choose how tokens are drawn
+//!
+//! The default is greedy. [`Sampling`] has temperature, top-k, top-p, min-p, repetition penalty,
+//! logit bias, and a seed for each request: the same seed gives the same text.
+//! [`GenerateOptions`] has stop strings, which may span tokens, stop ids and the length.
+//!
+//! ```
+//! use powerinfer::{Engine, FinishReason, GenerateOptions, Sampling};
+//!
+//! # let engine = Engine::builder().model("assets/llama-relu-tiny").build()?;
+//! let options = GenerateOptions::default()
+//!     .with_sampling(Sampling::default().with_temperature(0.8).with_top_p(0.9).with_seed(7))
+//!     .with_stop([".", "!"])
+//!     .with_max_tokens(100);
+//! let sentence = engine.session()?.generate_text("Emma was very much surprised", &options)?;
+//! assert!(!sentence.text.contains(['.', '!']));
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
+//!
+//! # Choose which neurons run
+//!
+//! | [`Sparsity`] | gate | up and down | logits |
+//! |---|---|---|---|
+//! | `Dense` | all neurons | all neurons | the model's |
+//! | `Exact` | all neurons | those that fire | the same, bit for bit |
+//! | `Auto` | `Exact` where the activation function gives zeros (ReLU), `Dense` elsewhere (SiLU) | | the same |
+//!
+//! [`Engine::info`] says what `Auto` came to, and [`GenerationStats`] how many neurons really ran
+//! and how many bytes of weights that took. A SiLU model fires everywhere: expect no gain from it.
+//!
+//! # Choose threads and memory
+//!
+//! [`EngineBuilder::threads`] sets the worker threads of this engine; nothing computes outside of
+//! them, and a text does not depend on how many there are. [`EngineBuilder::dtype`] sets what the
+//! weights are held as ([`Dtype`]); they are in memory once, and loading takes at most one tensor
+//! beside them.
+//!
+//! Sessions on one engine may run from several threads at once:
+//!
+//! ```
+//! use powerinfer::{Engine, GenerateOptions};
+//!
+//! let engine = Engine::builder().model("assets/llama-relu-tiny").threads(2).build()?;
+//! let options = GenerateOptions::default().with_max_tokens(8);
+//! let texts = std::thread::scope(|scope| {
+//!     let tell = |prompt| {
+//!         let (engine, options) = (engine.clone(), &options);
+//!         scope.spawn(move || engine.session()?.generate_text(prompt, options))
+//!     };
+//!     let tellers = ["It was a truth", "The captain stood"].map(tell);
+//!     tellers.map(|teller| teller.join().expect("the thread does not panic"))
+//! });
+//! for generated in texts {
+//!     assert_eq!(generated?.ids.len(), 8);
+//! }
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
+//!
+//! # Handle errors
+//!
+//! Everything that can fail returns an [`Error`] that says where, what was expected and what was
+//! found; its [`source`](std::error::Error::source)s give the causes. Broken files, impossible
+//! prompts and full contexts are errors, never panics. After an error in the middle of a stream
+//! the text so far is still there ([`TextStream::text`]) and the session goes on.
+//!
+//! ```
+//! use powerinfer::{Engine, Error, GenerateOptions, core};
+//!
+//! # let engine = Engine::builder().model("assets/llama-relu-tiny").build()?;
+//! let prompt = vec![7; 1000]; // the context of this model is 512
+//! let refused = engine.session()?.generate_text(prompt, &GenerateOptions::default());
+//! assert!(matches!(
+//!     refused,
+//!     Err(Error::Core(core::Error::ContextExceeded { requested: 1000, max: 512, .. }))
+//! ));
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
+//!
+//! # Bring a model of your own
+//!
+//! Anything that turns token ids into logits is a [`CausalLm`] and enters by
+//! [`EngineBuilder::causal_lm`]; streaming, sampling, stop strings and statistics come with it.
+//! The page of [`core`] has a complete one in forty lines, [`models::layers`] has the layers to
+//! build a real one from, and `examples/own_architecture.rs` does so. The operators themselves are
+//! in [`ops`].
+//!
+//! # Features
+//!
+//! None yet: the crate is what it is on every build.
+//!
+//! # Platforms and limits
+//!
+//! Tested on Linux x86-64, with AVX2 and AVX-512 kernels chosen at run time and portable code
+//! where neither is there. Weights are f32, f16 and bf16 from safetensors; no quantised formats,
+//! no GGUF and no GPU yet. The library prints nothing, reads no environment variable and opens no
+//! socket.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod options;
+mod session;
+mod stream;
+mod text;
+
+pub use engine::{Engine, EngineBuilder};
+pub use error::{Error, Result};
+pub use options::{Dtype, GenerateOptions, Prompt};
+pub use session::{Logits, Session};
+pub use stream::{FinishReason, Generated, Piece, TextStream};
+pub use text::Tokenizer;
+
+pub use powerinfer_core::{CausalLm, GenerationStats, ModelInfo, Sampling, Sparsity, StepStats};
+
+/// The crates below this one, for models and operators of one's own. Their types change faster
+/// than those of this crate.
+#[doc(inline)]
+pub use {
+    powerinfer_core as core, powerinfer_models as models, powerinfer_ops as ops,
+    powerinfer_predictor as predictor,
+};
+
+/// The programs in README.md, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

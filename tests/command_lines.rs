@@ -1,0 +1,272 @@
+//! The examples as scripts drive them: flags, JSON, exit status. Runs the examples that were built
+//! with the tests.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::env::consts::EXE_SUFFIX;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use testing::Fixture;
+
+fn example(name: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.parent().and_then(Path::parent).unwrap();
+    let path = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
+    assert!(path.is_file(), "{}: run `cargo build --examples` first", path.display());
+    let mut command = Command::new(path);
+    command.current_dir(std::env::temp_dir()); // the defaults must not need a certain folder
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(line: &[&str]) -> Output {
+    example(line[0]).args(&line[1..]).output().unwrap()
+}
+
+/// The JSON object that a run prints, and nothing else.
+fn json(line: &[&str]) -> Value {
+    let output = run(&[line, &["--json"]].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{line:?}: {stderr}");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(value.is_object());
+    value
+}
+
+fn assert_fields(value: &Value, fields: &str) {
+    for field in fields.split_whitespace() {
+        assert!(value.get(field).is_some(), "no field {field} in {value}");
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn comma_separated(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn generate_gives_the_reference_text_with_every_field() {
+    let prompt = Fixture::demo().golden().prompts.remove(0);
+    let text = prompt.text.unwrap();
+    let found = json(&["generate", &text, "--max-tokens", "32", "--ignore-eos"]);
+    assert_fields(
+        &found,
+        "prompt_ids ids text finish_reason prefill_tokens prefill_seconds decode_tokens \
+         decode_seconds decode_tokens_per_second ffn_density ffn_density_per_layer picked_density \
+         weight_bytes_per_token weight_bytes_resident predictor_seconds sparsity dtype",
+    );
+    assert_eq!(found["text"], prompt.greedy_text.unwrap());
+    assert_eq!(ids(&found["ids"]), prompt.greedy_ids);
+    assert_eq!(ids(&found["prompt_ids"]), prompt.input_ids);
+    assert_eq!(found["finish_reason"], "max_tokens");
+    assert_eq!((&found["sparsity"], &found["dtype"]), (&"exact".into(), &"f16".into()));
+    assert_eq!(found["ffn_density_per_layer"].as_array().unwrap().len(), 6);
+
+    let fed = comma_separated(&prompt.input_ids);
+    let by_ids = json(&["generate", "--prompt-ids", &fed, "--max-tokens", "32", "--ignore-eos"]);
+    assert_eq!(by_ids["ids"], found["ids"]);
+}
+
+#[test]
+fn generate_streams_the_text_to_stdout_and_nothing_else() {
+    let output = run(&["generate", "It was a truth", "--max-tokens", "8", "--stop", "e, th"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), " to b\n");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("stop_string"));
+}
+
+#[test]
+fn generate_draws_the_same_text_from_the_same_seed() {
+    let draw = |seed| {
+        let seeded =
+            ["--temperature", "0.9", "--top-k", "50", "--top-p", "0.95", "--min-p", "0.01"];
+        let line = ["generate", "--max-tokens", "20", "--repeat-penalty", "1.1", "--seed", seed];
+        json(&[&line[..], &seeded].concat())["text"].clone()
+    };
+    assert_eq!(draw("7"), draw("7"));
+    assert_ne!(draw("7"), draw("8"));
+}
+
+#[test]
+fn logits_are_the_same_in_any_pieces_and_written_as_safetensors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (whole, parts) = (path("whole.safetensors"), path("parts.safetensors"));
+    let line = ["logits", "--ids", "1,1388,342,261,1988,287,9", "--out"];
+    let found = json(&[&line[..], &[&whole]].concat());
+    let cut = json(&[&line[..], &[&parts, "--chunks", "5,1,1"]].concat());
+    assert_fields(&found, "n_tokens vocab_size top1");
+    assert_eq!((&found["n_tokens"], &found["vocab_size"]), (&7.into(), &4096.into()));
+    assert_eq!(ids(&found["top1"]).len(), 7);
+    assert_eq!(cut["top1"], found["top1"]);
+
+    let (whole, parts) = (std::fs::read(whole).unwrap(), std::fs::read(parts).unwrap());
+    let whole = SafeTensors::deserialize(&whole).unwrap();
+    let parts = SafeTensors::deserialize(&parts).unwrap();
+    for (name, shape) in [("logits", &[7, 4096][..]), ("ffn_active", &[6])] {
+        let tensor = whole.tensor(name).unwrap();
+        assert_eq!(tensor.shape(), shape);
+        assert!(tensor.data() == parts.tensor(name).unwrap().data(), "{name} differs");
+    }
+}
+
+#[test]
+fn perplexity_is_the_same_dense_and_exact() {
+    let line = ["perplexity", "--context", "64", "--max-tokens", "300", "--sparsity"];
+    let exact = json(&[&line[..], &["exact"]].concat());
+    let dense = json(&[&line[..], &["dense"]].concat());
+    assert_fields(&exact, "perplexity tokens ffn_density picked_density tokens_per_second");
+    assert_eq!(exact["tokens"], 256);
+    assert_eq!(exact["perplexity"], dense["perplexity"]);
+    assert_eq!(dense["ffn_density"], 1.0);
+    assert!(exact["ffn_density"].as_f64().unwrap() < 0.2);
+}
+
+#[test]
+fn inspect_counts_what_is_there() {
+    let found = json(&["inspect"]);
+    assert_fields(&found, "architecture parameters tensors dtypes activation predictor threshold");
+    assert_eq!(
+        (&found["architecture"], &found["parameters"]),
+        (&"llama".into(), &6_950_144.into())
+    );
+    let sharded = Fixture::micro("llama-mha-untied-sharded").model_dir;
+    let text = run(&["inspect", sharded.to_str().unwrap()]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("lm_head.weight") && text.contains("relu, sparse"), "{text}");
+}
+
+#[test]
+fn bench_compares_modes_and_measures_the_machine() {
+    let line = "bench --synthetic tiny --density 0.2 --compare dense,exact --repetitions 1 -p 16 -n 4 \
+                --context 20 --threads 1";
+    let found = json(&line.split_whitespace().collect::<Vec<_>>());
+    assert_fields(&found, "runs read_bandwidth_bytes_per_second page_kind");
+    let runs = found["runs"].as_array().unwrap();
+    assert_eq!(runs.iter().map(|run| &run["mode"]).collect::<Vec<_>>(), ["dense", "exact"]);
+    for run in runs {
+        assert_fields(
+            run,
+            "mode dtype threads batch prefill_tokens_per_second decode_tokens_per_second \
+             weight_bytes_per_token ffn_density picked_density predictor_seconds",
+        );
+        assert!(run["decode_tokens_per_second"].as_f64().unwrap() > 0.0);
+    }
+    let density = runs[1]["ffn_density"].as_f64().unwrap();
+    assert!((density / 0.2 - 1.0).abs() < 0.1, "{density}");
+}
+
+#[test]
+fn bench_writes_a_synthetic_model_that_loads() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let written = json(&["bench", "--synthetic", "tiny", "--write", dir]);
+    assert!(written["bytes"].as_u64().unwrap() > 15_000_000);
+    let inspected = json(&["inspect", dir]);
+    assert_eq!((&inspected["dtypes"][0], &inspected["d_ff"]), (&"f16".into(), &1024.into()));
+}
+
+#[test]
+fn an_own_architecture_at_full_depth_writes_what_generate_writes() {
+    let line = ["It was a truth", "--max-tokens", "12"];
+    let own = json(&[&["own_architecture"][..], &line].concat());
+    let known = json(&[&["generate"][..], &line].concat());
+    assert_eq!(own["ids"], known["ids"]);
+    let shallow = json(&[&["own_architecture"][..], &line, &["--depth", "2"]].concat());
+    assert_ne!(shallow["ids"], known["ids"]);
+}
+
+#[test]
+fn wrong_usage_is_exit_status_2() {
+    for line in [
+        "generate --no-such-flag",
+        "generate --max-tokens many",
+        "generate --temperature hot",
+        "generate prompt --prompt-ids 1,2",
+        "generate --prompt-ids 1,-2",
+        "generate --dtype int3",
+        "generate --threads 0",
+        "logits --ids one",
+        "logits --ids 1,2 --chunks 1,2",
+        "logits --ids 1,2 --chunks 0,2",
+        "bench --density 0.1",
+        "bench --synthetic gpt-5",
+        "bench --repetitions 0",
+        "bench --compare fast",
+        "bench --compare dense --sparsity exact",
+    ] {
+        let output = run(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn failures_are_exit_status_1_and_one_error_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"\xff not text").unwrap();
+    let (dir, file) = (dir.path().to_str().unwrap(), file.to_str().unwrap());
+    let micro = Fixture::micro("llama-mha-untied-sharded").model_dir;
+    let micro = micro.to_str().unwrap();
+    for (line, named) in [
+        (vec!["generate", "--model", dir], "config.json"),
+        (vec!["generate", "--model", file], "file"),
+        (vec!["generate", "--model", "m.gguf"], "not supported yet"),
+        (vec!["generate", "--model", micro], "tokenizer"),
+        (vec!["generate", "--prompt-ids", "4096"], "4096"),
+        (vec!["generate", "--temperature=-1"], "temperature"),
+        (vec!["generate", "--top-k", "0"], "top_k"),
+        (vec!["generate", "--sparsity", "predicted"], "--sparsity predicted"),
+        (vec!["generate", "--device", "cuda"], "--device cuda"),
+        (vec!["logits", "--ids", "1,2", "--out", dir], dir),
+        (vec!["logits", "--ids", "1,99999"], "99999"),
+        (vec!["perplexity", "--text", file], file),
+        (vec!["perplexity", "--text", "no-such-file"], "no-such-file"),
+        (vec!["perplexity", "--max-tokens", "10"], "10 tokens"),
+        (vec!["perplexity", "--context", "600"], "512"),
+        (vec!["inspect", file], "not supported yet"),
+        (vec!["bench", "--batch", "2"], "--batch 2"),
+        (vec!["bench", "-p", "600"], "632"),
+        (vec!["bench", "--synthetic", "opt-1.3b"], "--synthetic opt-1.3b"),
+        (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
+        (vec!["bench", "--synthetic", "tiny", "--density", "2"], "density"),
+        (vec!["own_architecture", "--model", dir], "config.json"),
+    ] {
+        let output = run(&line);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line:?}: {stderr}");
+        assert!(output.stdout.is_empty(), "{line:?}");
+        let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
+        assert!(errors == 1 && stderr.contains(named), "{line:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{line:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = example("generate")
+        .args(["--max-tokens", "400", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("error"));
+}
+
+#[test]
+fn help_is_printed_for_every_example() {
+    for name in ["generate", "logits", "perplexity", "inspect", "bench", "own_architecture"] {
+        let output = run(&[name, "--help"]);
+        assert_eq!(output.status.code(), Some(0), "{name}");
+        assert!(String::from_utf8(output.stdout).unwrap().contains("--model"), "{name}");
+    }
+}
