@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
-use crate::cpu::{GROUP, RowKernels, RowPrimitives};
+use crate::cpu::{RowKernels, RowPrimitives};
 use crate::error::OpError;
 use crate::format::WeightFormat;
 use crate::tensor::with_rows;
@@ -109,13 +109,8 @@ fn attend(
             bytemuck::cast_slice(&<[f32]>::as_ref(rows)[p * d_head..][..d_head])
         };
         let mut scores = [0.0; PAGE_LEN];
-        let (groups, rest) = scores[..n].as_chunks_mut::<GROUP>();
-        for (group, scores) in groups.iter_mut().enumerate() {
-            let rows = std::array::from_fn(|r| row(keys, group * GROUP + r));
-            *scores = (row_ops.dot_group)(rows, rows, query);
-        }
-        for (r, score) in rest.iter_mut().enumerate() {
-            *score = (row_ops.dot)(row(keys, n / GROUP * GROUP + r), query);
+        for (p, score) in scores[..n].iter_mut().enumerate() {
+            *score = (row_ops.dot)(row(keys, p), row(keys, p), query);
         }
         let scores = &mut scores[..n];
         let page_max = scores.iter().fold(max, |max, &score| max.max(score * scale));
@@ -129,13 +124,8 @@ fn attend(
             *score = (*score * scale - max).exp();
             total += *score;
         }
-        let (groups, rest) = scores.as_chunks::<GROUP>();
-        for (group, scores) in groups.iter().enumerate() {
-            let rows = std::array::from_fn(|r| row(values, group * GROUP + r));
-            (row_ops.axpy_group)(*scores, rows, rows, out);
-        }
-        for (r, &score) in rest.iter().enumerate() {
-            (row_ops.axpy)(score, row(values, n / GROUP * GROUP + r), out);
+        for (p, &score) in scores.iter().enumerate() {
+            (row_ops.axpy)(score, row(values, p), row(values, p), out);
         }
     }
     out.iter_mut().for_each(|out| *out /= total);

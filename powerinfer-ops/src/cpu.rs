@@ -4,8 +4,8 @@
 //! that its instructions exist, because [`RowKernels::available`] alone hands them out.
 //!
 //! Every table keeps one rule, which the equality of dense and sparse results rests on: **the dot
-//! product of a row and a vector is one sum in one fixed order**, whichever primitive computes it
-//! (alone, four rows at once, four rows by four tokens), and so is each element of an `axpy`.
+//! product of a row and a vector is one sum in one fixed order**, whichever primitive computes it,
+//! and so is each element of an `axpy`.
 //! Different tables may use different orders.
 
 pub(crate) mod rows;
@@ -23,34 +23,43 @@ use std::sync::OnceLock;
 
 use crate::format::WeightFormat;
 
-/// Rows, or tokens, that a primitive takes at once.
+/// Rows that a group takes at once.
 pub(crate) const GROUP: usize = 4;
-
+/// Tokens that a tile takes at once.
+pub(crate) const TILE_TOKENS: usize = 4;
+/// Rows that a tile of dot products takes at once.
+pub(crate) const TILE_ROWS: usize = 2;
 /// Columns of the decoded panel that [`Table::axpy_tile`] takes.
 pub(crate) const PANEL: usize = 64;
 
-/// The bytes of a group of rows.
+/// The bytes of the rows of a group.
 pub(crate) type Rows<'a> = [&'a [u8]; GROUP];
-/// The values of a group of vectors.
-pub(crate) type Vectors<'a> = [&'a [f32]; GROUP];
 /// One value for each row of a group.
-pub(crate) type Group = [f32; GROUP];
-/// Columns of a panel for each token of a group.
-pub(crate) type PanelTile = [[f32; PANEL]; GROUP];
+pub(crate) type RowValues = [f32; GROUP];
+/// The bytes of the rows of a tile.
+pub(crate) type TileRows<'a> = [&'a [u8]; TILE_ROWS];
+/// Some values of each token of a tile.
+pub(crate) type TokenValues<'a> = [&'a [f32]; TILE_TOKENS];
+/// The dot products of a tile, `[token][row]`.
+pub(crate) type DotTile = [[f32; TILE_ROWS]; TILE_TOKENS];
+/// The columns of a panel of each token of a tile.
+pub(crate) type PanelTile = [[f32; PANEL]; TILE_TOKENS];
 
-/// The row primitives of one weight format. `rows` are bytes of rows that hold as many values as
-/// `x` or `y`; `ahead` are the rows that come next, brought into the L2 cache on the way.
+/// The row primitives of one weight format. Rows are bytes that hold as many values as `x` or `y`;
+/// `ahead` are rows that come later, brought into the cache on the way.
 pub(crate) struct RowPrimitives {
     /// `row · x`
-    pub(crate) dot: fn(row: &[u8], x: &[f32]) -> f32,
+    pub(crate) dot: fn(row: &[u8], ahead: &[u8], x: &[f32]) -> f32,
     /// `rows[r] · x`
-    pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group,
-    /// `rows[r] · xs[t]`, as `[t][r]`
-    pub(crate) dot_tile: fn(rows: Rows<'_>, xs: Vectors<'_>) -> [Group; GROUP],
+    pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> RowValues,
+    /// `rows[r] · xs[t]`
+    pub(crate) dot_tile: fn(rows: TileRows<'_>, xs: TokenValues<'_>) -> DotTile,
     /// `y += scale · row`
-    pub(crate) axpy: fn(scale: f32, row: &[u8], y: &mut [f32]),
-    /// `y += scales[0] · rows[0]`, then `rows[1]`, …
-    pub(crate) axpy_group: fn(scales: Group, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
+    pub(crate) axpy: fn(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]),
+    /// `y += Σ_r scales[r] · rows[r]` in order of `r`
+    pub(crate) axpy_group: fn(scales: RowValues, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
+    /// Whether groups are faster than rows one by one, for rows that stream from memory.
+    pub(crate) grouped: bool,
     /// A row as f32.
     pub(crate) decode: fn(row: &[u8], values: &mut [f32]),
 }
@@ -65,7 +74,7 @@ pub(crate) struct Table {
     q4_0: RowPrimitives,
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
     /// each `scales[t]` `n_rows` long.
-    pub(crate) axpy_tile: fn(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile),
+    pub(crate) axpy_tile: fn(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile),
     /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
     /// bandwidth. The bytes must begin at a multiple of eight.
     pub(crate) fold: fn(bytes: &[u8]) -> u64,

@@ -218,7 +218,7 @@ impl Run<'_> {
         self.gate(workspace);
         let fired = workspace.h.iter().filter(|&&h| h != 0.0).count() as u64;
         self.up_everywhere(workspace);
-        rows::axpy(self.kernels, &self.weights.down, &workspace.h, y);
+        rows::axpy(self.kernels, &self.weights.down, &workspace.h, &mut workspace.sums, y);
         FfnCounts { fired, ran: workspace.h.len() as u64, bytes: self.weights.size_bytes() as u64 }
     }
 
@@ -318,11 +318,11 @@ impl Run<'_> {
         if self.n_tokens() > 1 && scattered {
             self.scatter(workspace);
             self.up_everywhere(workspace);
-            rows::axpy(self.kernels, &weights.down, &workspace.h, y);
+            rows::axpy(self.kernels, &weights.down, &workspace.h, &mut workspace.sums, y);
             let bytes = gate_bytes + (weights.n_neurons() * row_bytes) as u64;
             return FfnCounts { fired, ran: fired, bytes };
         }
-        let Workspace { up, fired: ids, scales, ends, .. } = workspace;
+        let Workspace { up, fired: ids, scales, sums, ends, .. } = workspace;
         let mut start = 0;
         for (t, &end) in ends.iter().enumerate() {
             let (ids, scales) = (&ids[start..end], &mut scales[start..end]);
@@ -334,7 +334,7 @@ impl Run<'_> {
                 }
             }
             let y = &mut y[t * weights.d_model()..][..weights.d_model()];
-            rows::axpy_picked(self.kernels, &weights.down, ids, scales, y);
+            rows::axpy_picked(self.kernels, &weights.down, (ids, scales), sums, y);
             start = end;
         }
         FfnCounts { fired, ran: fired, bytes: gate_bytes + fired * row_bytes as u64 }

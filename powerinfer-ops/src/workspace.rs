@@ -17,6 +17,8 @@ pub struct Workspace {
     pub(crate) fired: Vec<u32>,
     /// Their activations.
     pub(crate) scales: Vec<f32>,
+    /// Sums of chunks of rows, `[n_chunks, d_model]`.
+    pub(crate) sums: Vec<f32>,
     /// Where each token's part of `fired` ends.
     pub(crate) ends: Vec<usize>,
 }
@@ -25,7 +27,8 @@ impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        let values = self.h.capacity() + self.up.capacity() + self.scales.capacity();
+        let values =
+            self.h.capacity() + self.up.capacity() + self.scales.capacity() + self.sums.capacity();
         values * size_of::<f32>()
             + self.fired.capacity() * size_of::<u32>()
             + self.ends.capacity() * size_of::<usize>()

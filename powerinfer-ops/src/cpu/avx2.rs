@@ -5,9 +5,12 @@
 use std::arch::x86_64::*;
 
 use super::simd::{self, Steps, Vector, simd_table};
-use super::{GROUP, Group, PANEL, PanelTile, RowPrimitives, Rows, Table, Vectors};
+use super::{
+    DotTile, GROUP, PANEL, PanelTile, RowPrimitives, RowValues, Rows, TILE_ROWS, TILE_TOKENS,
+    Table, TileRows, TokenValues,
+};
 
-// 16 registers: 8 sums, 4 or 2 values of rows or panel, 1 of a vector or scale.
+// 16 registers: 8 sums, 2 values of rows or panel, 1 of a vector or scale.
 simd_table!("avx2", __m256, "avx2,fma,f16c", 2, 2);
 
 // SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
@@ -90,6 +93,12 @@ impl Vector for __m256 {
     }
 
     #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_add_ps(self, other) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         // SAFETY: see above.
         unsafe { _mm256_storeu_ps(at, self) }
@@ -114,7 +123,7 @@ impl Vector for __m256 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         // SAFETY: see above; a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 }
 

@@ -5,9 +5,12 @@
 use std::arch::x86_64::*;
 
 use super::simd::{self, Steps, Vector, simd_table};
-use super::{GROUP, Group, PANEL, PanelTile, RowPrimitives, Rows, Table, Vectors};
+use super::{
+    DotTile, GROUP, PANEL, PanelTile, RowPrimitives, RowValues, Rows, TILE_ROWS, TILE_TOKENS,
+    Table, TileRows, TokenValues,
+};
 
-// 32 registers: 16 sums, 4 values of rows or panel, 1 of a vector or scale.
+// 32 registers: 16 sums, 2 values of rows or 4 of a panel, 1 of a vector or scale.
 simd_table!("avx512", __m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 4, 4);
 
 // SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
@@ -92,6 +95,12 @@ impl Vector for __m512 {
     }
 
     #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_add_ps(self, other) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         // SAFETY: see above.
         unsafe { _mm512_storeu_ps(at, self) }
@@ -115,7 +124,7 @@ impl Vector for __m512 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         // SAFETY: see above; a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The reference table, gathered from the formats' own definitions.
 
-use super::{PANEL, PanelTile, RowPrimitives, Table, Vectors};
+use super::{PANEL, PanelTile, RowPrimitives, Table, TokenValues};
 use crate::format::{Bf16, BlockFormat, F16, F32, Q40, Q80};
 
 pub(super) static TABLE: Table = Table {
@@ -16,15 +16,16 @@ pub(super) static TABLE: Table = Table {
 
 const fn primitives<F: BlockFormat>() -> RowPrimitives {
     RowPrimitives {
-        dot: F::dot,
+        dot: |row, _, x| F::dot(row, x),
         dot_group: |rows, _, x| rows.map(|row| F::dot(row, x)),
         dot_tile: |rows, xs| xs.map(|x| rows.map(|row| F::dot(row, x))),
-        axpy: F::axpy,
+        axpy: |scale, row, _, y| F::axpy(scale, row, y),
         axpy_group: |scales, rows, _, y| {
             for (scale, row) in scales.into_iter().zip(rows) {
                 F::axpy(scale, row, y);
             }
         },
+        grouped: false,
         decode: |row, values| {
             let blocks = row.chunks_exact(F::BLOCK_BYTES);
             for (block, values) in blocks.zip(values.chunks_exact_mut(F::BLOCK_LEN)) {
@@ -34,7 +35,7 @@ const fn primitives<F: BlockFormat>() -> RowPrimitives {
     }
 }
 
-fn axpy_tile(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile) {
+fn axpy_tile(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {
     for (scales, y) in scales.into_iter().zip(ys) {
         for (scale, row) in scales.iter().zip(panel.chunks_exact(PANEL)) {
             for (y, value) in y.iter_mut().zip(row) {

@@ -4,19 +4,26 @@
 //! The idea: a row is read once, a vector a step, widened to f32 in a register and fused into one
 //! accumulator. The naive loop is [`BlockFormat::dot`](crate::format::BlockFormat::dot). It may
 //! be rewritten this way because
-//! - one accumulator per row, its lanes added up at the end, is one fixed order of summation;
-//!   four rows at once give four independent chains, which hide the latency of the fused
-//!   multiply-add without changing that order;
+//! - two accumulators per row, taken in turn, added up with their lanes at the end, are one fixed
+//!   order of summation, the same alone and in a tile;
 //! - the end of a row that fills no vector is copied out and padded with zeros, which add nothing,
 //!   so nothing is read beyond the row;
 //! - a prefetch changes no value and never faults.
+//!
+//! Intrinsics must end up inlined in a function that has the instructions, or each becomes a call
+//! (seen: Q4_0 eight times slower). Closures, and with them `array::map` and `from_fn`, get in the
+//! way of that, so the loops below are plain ones.
 
+#![allow(clippy::needless_range_loop, reason = "plain loops, see below")]
 #![allow(unsafe_code, reason = "raw loads; the table's safe wrappers assert every length")]
 
-use super::{GROUP, PANEL};
+use super::{PANEL, TILE_TOKENS};
 
 /// Bytes of a cache line, the unit of a prefetch.
 const LINE: usize = 64;
+/// Accumulators of a dot product: two hide the latency of the fused multiply-add well enough for
+/// a row that streams from memory.
+const CHAINS: usize = 2;
 /// Values that are loaded in one step: a block of the quantised formats.
 pub(super) const STEP: usize = 32;
 /// Bytes of a step of the widest format.
@@ -46,12 +53,13 @@ pub(super) trait Vector: Copy {
     /// One f16 in all lanes.
     unsafe fn splat_f16(at: *const u8) -> Self;
     unsafe fn mul(self, factor: Self) -> Self;
+    unsafe fn add(self, other: Self) -> Self;
     unsafe fn store(self, at: *mut f32);
     /// `self · factor + addend`, rounded once.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// The sum of the lanes, in one fixed order.
     unsafe fn sum(self) -> f32;
-    /// Asks for the line at `at` in the L2 cache. `at` need not be readable.
+    /// Asks for the line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
 
@@ -59,6 +67,8 @@ pub(super) trait Vector: Copy {
 pub(super) trait Steps<V: Vector> {
     /// Bytes of a step.
     const BYTES: usize;
+    /// Whether unpacking costs so much that several rows are better taken at once.
+    const GROUPED: bool;
     /// What the vectors of a step share: a scale, or nothing.
     type Head: Copy;
 
@@ -86,6 +96,7 @@ macro_rules! plain_steps {
     ($format:ident, $bytes:literal, $load:ident) => {
         impl<V: Vector> Steps<V> for $format {
             const BYTES: usize = STEP * $bytes;
+            const GROUPED: bool = false;
             type Head = ();
 
             #[inline(always)]
@@ -105,6 +116,7 @@ plain_steps!(Bf16, 2, load_bf16);
 
 impl<V: Vector> Steps<V> for Q80 {
     const BYTES: usize = 34;
+    const GROUPED: bool = true;
     type Head = V;
 
     #[inline(always)]
@@ -122,6 +134,7 @@ impl<V: Vector> Steps<V> for Q80 {
 
 impl<V: Vector> Steps<V> for Q40 {
     const BYTES: usize = 18;
+    const GROUPED: bool = true;
     type Head = V::Nibbles;
 
     #[inline(always)]
@@ -151,14 +164,14 @@ pub(super) unsafe fn dots<V: Vector, F: Steps<V>, const R: usize, const T: usize
     xs: [&[f32]; T],
 ) -> [[f32; R]; T] {
     let n_steps = xs[0].len() / STEP;
-    let mut lines = Lines::new();
+    let mut line = 0;
     // SAFETY: the caller has the instructions; `step < n_steps` bounds the loads of rows and
     // vectors, and what is left of them is copied to padded steps of its own.
     unsafe {
-        let mut sums = [[V::zero(); R]; T];
+        let mut sums = [[[V::zero(); CHAINS]; R]; T];
         for step in 0..n_steps {
             if let Some(ahead) = ahead {
-                lines.prefetch::<V, R>(ahead, (step + 1) * F::BYTES);
+                line = prefetch::<V, R>(ahead, line, (step + 1) * F::BYTES);
             }
             let rows = rows.map(|row| row.as_ptr().add(step * F::BYTES));
             let xs = xs.map(|x| x.as_ptr().add(step * STEP));
@@ -171,7 +184,13 @@ pub(super) unsafe fn dots<V: Vector, F: Steps<V>, const R: usize, const T: usize
             let xs = std::array::from_fn(|t| xs[t].as_ptr());
             dots_step::<V, F, R, T>(rows, xs, &mut sums);
         }
-        sums.map(|sums| sums.map(|sum| sum.sum()))
+        let mut totals = [[0.0; R]; T];
+        for t in 0..T {
+            for r in 0..R {
+                totals[t][r] = sums[t][r][0].add(sums[t][r][1]).sum();
+            }
+        }
+        totals
     }
 }
 
@@ -184,24 +203,29 @@ pub(super) unsafe fn dots<V: Vector, F: Steps<V>, const R: usize, const T: usize
 unsafe fn dots_step<V: Vector, F: Steps<V>, const R: usize, const T: usize>(
     rows: [*const u8; R],
     xs: [*const f32; T],
-    sums: &mut [[V; R]; T],
+    sums: &mut [[[V; CHAINS]; R]; T],
 ) {
     // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
     unsafe {
-        let heads = rows.map(|row| F::head(row));
+        let heads = heads::<V, F, R>(rows);
         for index in 0..STEP / V::LANES {
-            let values: [V; R] = std::array::from_fn(|r| F::lanes(heads[r], rows[r], index));
-            for (sums, x) in sums.iter_mut().zip(xs) {
-                let x = V::load_f32(x.add(index * V::LANES).cast());
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = value.mul_add(x, *sum);
+            let mut values = [V::zero(); R];
+            for r in 0..R {
+                values[r] = F::lanes(heads[r], rows[r], index);
+            }
+            for t in 0..T {
+                let x = V::load_f32(xs[t].add(index * V::LANES).cast());
+                for r in 0..R {
+                    let sum = &mut sums[t][r][index % CHAINS];
+                    *sum = values[r].mul_add(x, *sum);
                 }
             }
         }
     }
 }
 
-/// `y += Σ_r scales[r] · rows[r]` in order of `r`.
+/// `y += Σ_r scales[r] · rows[r]` in order of `r`, with the rows `ahead` on their way into the cache
+/// meanwhile.
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
@@ -210,27 +234,28 @@ unsafe fn dots_step<V: Vector, F: Steps<V>, const R: usize, const T: usize>(
 pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
     scales: [f32; R],
     rows: [&[u8]; R],
-    ahead: Option<[&[u8]; R]>,
+    ahead: [&[u8]; R],
     y: &mut [f32],
 ) {
     let (steps, rest) = y.as_chunks_mut::<STEP>();
     let n_steps = steps.len();
-    let mut lines = Lines::new();
-    // SAFETY: the caller has the instructions; `step < n_steps` bounds the loads of rows, and what
-    // is left of them is copied to padded steps of its own.
+    let mut line = 0;
+    // SAFETY: the caller has the instructions; `step < n_steps` bounds the loads of the rows, and
+    // what is left of them is copied to padded steps of its own.
     unsafe {
-        let scales = scales.map(|scale| V::splat(scale));
+        let mut splats = [V::zero(); R];
+        for r in 0..R {
+            splats[r] = V::splat(scales[r]);
+        }
         for (step, y) in steps.iter_mut().enumerate() {
-            if let Some(ahead) = ahead {
-                lines.prefetch::<V, R>(ahead, (step + 1) * F::BYTES);
-            }
+            line = prefetch::<V, R>(ahead, line, (step + 1) * F::BYTES);
             let rows = rows.map(|row| row.as_ptr().add(step * F::BYTES));
-            axpys_step::<V, F, R>(scales, rows, y);
+            axpys_step::<V, F, R>(splats, rows, y);
         }
         if !rest.is_empty() {
             let rows = rows.map(|row| padded_row(&row[n_steps * F::BYTES..]));
             let mut y = padded_values(rest);
-            axpys_step::<V, F, R>(scales, std::array::from_fn(|r| rows[r].as_ptr()), &mut y);
+            axpys_step::<V, F, R>(splats, std::array::from_fn(|r| rows[r].as_ptr()), &mut y);
             rest.copy_from_slice(&y[..rest.len()]);
         }
     }
@@ -249,7 +274,7 @@ unsafe fn axpys_step<V: Vector, F: Steps<V>, const R: usize>(
 ) {
     // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
     unsafe {
-        let heads = rows.map(|row| F::head(row));
+        let heads = heads::<V, F, R>(rows);
         for index in 0..STEP / V::LANES {
             let at = y.as_mut_ptr().add(index * V::LANES);
             let mut sum = V::load_f32(at.cast());
@@ -258,6 +283,43 @@ unsafe fn axpys_step<V: Vector, F: Steps<V>, const R: usize>(
             }
             sum.store(at);
         }
+    }
+}
+
+/// Asks for the lines of the rows `ahead` from byte `line` to byte `end`; returns where to go on.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn prefetch<V: Vector, const R: usize>(
+    ahead: [&[u8]; R],
+    mut line: usize,
+    end: usize,
+) -> usize {
+    while line < end {
+        for row in ahead {
+            // SAFETY: the caller has the instructions; a prefetch accesses no memory.
+            unsafe { V::prefetch(row.as_ptr().wrapping_add(line)) };
+        }
+        line += LINE;
+    }
+    line
+}
+
+/// What the vectors of a step share, for each row.
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - each row has a step of `F` readable
+#[inline(always)]
+unsafe fn heads<V: Vector, F: Steps<V>, const R: usize>(rows: [*const u8; R]) -> [F::Head; R] {
+    // SAFETY: the caller has the instructions and the steps.
+    unsafe {
+        let mut heads = [F::head(rows[0]); R];
+        for r in 1..R {
+            heads[r] = F::head(rows[r]);
+        }
+        heads
     }
 }
 
@@ -316,31 +378,6 @@ fn padded_values(rest: &[f32]) -> [f32; STEP] {
     padded
 }
 
-/// Which line of the rows ahead is asked for next.
-struct Lines(usize);
-
-impl Lines {
-    #[inline(always)]
-    fn new() -> Self {
-        Self(0)
-    }
-
-    /// Asks for the lines of `ahead` that begin before byte `end` and were not asked for yet.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `V`.
-    #[inline(always)]
-    unsafe fn prefetch<V: Vector, const R: usize>(&mut self, ahead: [&[u8]; R], end: usize) {
-        while self.0 < end {
-            for row in ahead {
-                // SAFETY: the caller has the instructions; a prefetch accesses no memory.
-                unsafe { V::prefetch(row.as_ptr().wrapping_add(self.0)) };
-            }
-            self.0 += LINE;
-        }
-    }
-}
-
 /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, `W` registers of a panel row at a time.
 ///
 /// # Safety
@@ -348,16 +385,16 @@ impl Lines {
 /// - each `scales[t]` has `panel.len() / PANEL` values
 #[inline(always)]
 pub(super) unsafe fn axpy_tile<V: Vector, const W: usize>(
-    scales: [&[f32]; GROUP],
+    scales: [&[f32]; TILE_TOKENS],
     panel: &[f32],
-    ys: &mut [[f32; PANEL]; GROUP],
+    ys: &mut [[f32; PANEL]; TILE_TOKENS],
 ) {
     let n_rows = panel.len() / PANEL;
     for column in (0..PANEL).step_by(W * V::LANES) {
         // SAFETY: the caller has the instructions; `column + W * LANES <= PANEL` bounds accesses
         // to `ys` and to a panel row, `r < n_rows` the row and the scales.
         unsafe {
-            let mut sums = [[V::zero(); W]; GROUP];
+            let mut sums = [[V::zero(); W]; TILE_TOKENS];
             for (sums, y) in sums.iter_mut().zip(ys.iter()) {
                 for (v, sum) in sums.iter_mut().enumerate() {
                     *sum = V::load_f32(y.as_ptr().add(column + v * V::LANES).cast());
@@ -366,12 +403,14 @@ pub(super) unsafe fn axpy_tile<V: Vector, const W: usize>(
             for r in 0..n_rows {
                 let scales = scales.map(|scales| *scales.get_unchecked(r));
                 // most neurons fire for none of four tokens, and adding zeros changes nothing
-                if scales == [0.0; GROUP] {
+                if scales == [0.0; TILE_TOKENS] {
                     continue;
                 }
-                let row: [V; W] = std::array::from_fn(|v| {
-                    V::load_f32(panel.as_ptr().add(r * PANEL + column + v * V::LANES).cast())
-                });
+                let mut row = [V::zero(); W];
+                for (v, value) in row.iter_mut().enumerate() {
+                    let at = panel.as_ptr().add(r * PANEL + column + v * V::LANES);
+                    *value = V::load_f32(at.cast());
+                }
                 for (sums, scale) in sums.iter_mut().zip(scales) {
                     let scale = V::splat(scale);
                     for (sum, value) in sums.iter_mut().zip(row) {
@@ -412,6 +451,7 @@ macro_rules! simd_table {
                 dot_tile: dot_tile::<F>,
                 axpy: axpy::<F>,
                 axpy_group: axpy_group::<F>,
+                grouped: F::GROUPED,
                 decode: decode::<F>,
             }
         }
@@ -424,22 +464,22 @@ macro_rules! simd_table {
             }
         }
 
-        fn dot<F: Steps<$vector>>(row: &[u8], x: &[f32]) -> f32 {
+        fn dot<F: Steps<$vector>>(row: &[u8], ahead: &[u8], x: &[f32]) -> f32 {
             #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(row: &[u8], x: &[f32]) -> f32 {
+            fn inner<F: Steps<$vector>>(row: &[u8], ahead: &[u8], x: &[f32]) -> f32 {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                let [[sum]] = unsafe { simd::dots::<$vector, F, 1, 1>([row], None, [x]) };
+                let [[sum]] = unsafe { simd::dots::<$vector, F, 1, 1>([row], Some([ahead]), [x]) };
                 sum
             }
             check::<F>(&[row], x.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
             // the reads.
-            unsafe { inner::<F>(row, x) }
+            unsafe { inner::<F>(row, ahead, x) }
         }
 
-        fn dot_group<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
+        fn dot_group<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> RowValues {
             #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> Group {
+            fn inner<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> RowValues {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 let [sums] = unsafe { simd::dots::<$vector, F, GROUP, 1>(rows, Some(ahead), [x]) };
                 sums
@@ -450,20 +490,20 @@ macro_rules! simd_table {
             unsafe { inner::<F>(rows, ahead, x) }
         }
 
-        fn dot_tile<F: Steps<$vector>>(rows: Rows<'_>, xs: Vectors<'_>) -> [Group; GROUP] {
+        fn dot_tile<F: Steps<$vector>>(rows: TileRows<'_>, xs: TokenValues<'_>) -> DotTile {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(
-                rows: Rows<'_>,
+                rows: TileRows<'_>,
                 xs: [&[f32]; $tile_tokens],
-            ) -> [Group; $tile_tokens] {
+            ) -> [[f32; TILE_ROWS]; $tile_tokens] {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::dots::<$vector, F, GROUP, $tile_tokens>(rows, None, xs) }
+                unsafe { simd::dots::<$vector, F, TILE_ROWS, $tile_tokens>(rows, None, xs) }
             }
             for x in xs {
                 assert_eq!(x.len(), xs[0].len(), "the vectors of a tile have one length");
             }
             check::<F>(&rows, xs[0].len());
-            let mut tile = [[0.0; GROUP]; GROUP];
+            let mut tile = [[0.0; TILE_ROWS]; TILE_TOKENS];
             let (parts, _) = xs.as_chunks::<$tile_tokens>();
             let (tiles, _) = tile.as_chunks_mut::<$tile_tokens>();
             for (tile, xs) in tiles.iter_mut().zip(parts) {
@@ -474,33 +514,33 @@ macro_rules! simd_table {
             tile
         }
 
-        fn axpy<F: Steps<$vector>>(scale: f32, row: &[u8], y: &mut [f32]) {
+        fn axpy<F: Steps<$vector>>(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(scale: f32, row: &[u8], y: &mut [f32]) {
+            fn inner<F: Steps<$vector>>(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::axpys::<$vector, F, 1>([scale], [row], None, y) }
+                unsafe { simd::axpys::<$vector, F, 1>([scale], [row], [ahead], y) }
             }
             check::<F>(&[row], y.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
             // the accesses.
-            unsafe { inner::<F>(scale, row, y) }
+            unsafe { inner::<F>(scale, row, ahead, y) }
         }
 
         fn axpy_group<F: Steps<$vector>>(
-            scales: Group,
+            scales: RowValues,
             rows: Rows<'_>,
             ahead: Rows<'_>,
             y: &mut [f32],
         ) {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(
-                scales: Group,
+                scales: RowValues,
                 rows: Rows<'_>,
                 ahead: Rows<'_>,
                 y: &mut [f32],
             ) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::axpys::<$vector, F, GROUP>(scales, rows, Some(ahead), y) }
+                unsafe { simd::axpys::<$vector, F, GROUP>(scales, rows, ahead, y) }
             }
             check::<F>(&rows, y.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
@@ -520,9 +560,9 @@ macro_rules! simd_table {
             unsafe { inner::<F>(row, values) }
         }
 
-        fn axpy_tile(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile) {
+        fn axpy_tile(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {
             #[target_feature(enable = $features)]
-            fn inner(scales: Vectors<'_>, panel: &[f32], ys: &mut PanelTile) {
+            fn inner(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 unsafe { simd::axpy_tile::<$vector, $panel_registers>(scales, panel, ys) }
             }
