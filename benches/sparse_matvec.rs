@@ -9,7 +9,9 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use powerinfer::ops::sparse_matvec;
 
 fn bench(criterion: &mut Criterion) {
-    cases::sweep(criterion, "sparse_matvec", cases::D_MODEL, sparse_matvec, |w, x| x.matmul(&w.t()?));
+    cases::sweep(criterion, "sparse_matvec", cases::D_MODEL, sparse_matvec, |w, x| {
+        x.matmul(&w.t()?)
+    });
 }
 
 criterion_group!(benches, bench);

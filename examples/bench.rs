@@ -171,7 +171,7 @@ fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outc
     let engine = match synthetic {
         Some(synthetic) => {
             let options = LoadOptions::default()
-                .with_dtype(flags.common.dtype()?.weight_format())
+                .with_dtype(flags.common.dtype().weight_format())
                 .with_sparsity(flags.common.sparsity()?);
             let made = Made(pool.install(|| synthetic.load(&options))?);
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
@@ -201,7 +201,7 @@ impl CausalLm for Made {
 }
 
 fn write(synthetic: &Synthetic, dir: &Path, flags: &Flags, pool: &ThreadPool) -> Outcome<()> {
-    let format = flags.common.dtype()?.weight_format().unwrap_or(WeightFormat::F16);
+    let format = flags.common.dtype().weight_format().unwrap_or(WeightFormat::F16);
     let began = Instant::now();
     {
         let _progress = Progress::new("writing", 0);

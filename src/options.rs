@@ -31,11 +31,21 @@ pub enum Dtype {
     F16,
     /// 16-bit floats with the exponent of 32-bit ones.
     Bf16,
+    /// Bytes in blocks of 32 with a scale: about 8.5 bits a weight. Rounds the weights.
+    Q8_0,
+    /// Four-bit numbers in blocks of 32 with a scale: 4.5 bits a weight. Rounds the weights.
+    Q4_0,
 }
 
 impl Dtype {
-    const NAMES: [(&'static str, Self); 4] =
-        [("auto", Self::Auto), ("f32", Self::F32), ("f16", Self::F16), ("bf16", Self::Bf16)];
+    const NAMES: [(&'static str, Self); 6] = [
+        ("auto", Self::Auto),
+        ("f32", Self::F32),
+        ("f16", Self::F16),
+        ("bf16", Self::Bf16),
+        ("q8_0", Self::Q8_0),
+        ("q4_0", Self::Q4_0),
+    ];
 
     /// The format that this names, for models of one's own; `None` for the file's.
     #[must_use]
@@ -45,6 +55,8 @@ impl Dtype {
             Self::F32 => Some(WeightFormat::F32),
             Self::F16 => Some(WeightFormat::F16),
             Self::Bf16 => Some(WeightFormat::BF16),
+            Self::Q8_0 => Some(WeightFormat::Q8_0),
+            Self::Q4_0 => Some(WeightFormat::Q4_0),
         }
     }
 }

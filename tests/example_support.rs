@@ -84,8 +84,6 @@ fn values_that_no_version_knows_are_wrong_usage() {
 #[test]
 fn flags_of_later_versions_are_refused_by_name() {
     for (line, named) in [
-        ("--dtype q8_0", "--dtype q8_0"),
-        ("--dtype q4_0", "--dtype q4_0"),
         ("--device cuda", "--device cuda:0"),
         ("--device cuda:1", "--device cuda:1"),
         ("--device hybrid", "--device hybrid"),

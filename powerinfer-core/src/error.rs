@@ -217,6 +217,16 @@ pub enum Error {
         /// The type in the file.
         found: String,
     },
+    /// A tensor cannot be held in the format that was asked for.
+    #[error("{path}: tensor `{name}`: {source}")]
+    TensorFormat {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What the format asks for.
+        source: Box<OpError>,
+    },
     /// A read would leave the bytes of its tensor.
     #[error("{path}: tensor `{name}` has {size} bytes, cannot read {len} at {offset}")]
     TensorRange {

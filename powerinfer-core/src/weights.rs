@@ -178,7 +178,8 @@ impl WeightStore {
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorDtype`], [`Error::TensorShape`] with the shape as
-    /// the file should have it, [`Error::Io`], [`Error::Allocation`], [`Error::Op`].
+    /// the file should have it, [`Error::TensorFormat`] if its rows are no whole blocks of `dtype`,
+    /// [`Error::Io`], [`Error::Allocation`], [`Error::Op`].
     pub fn matrix(
         &mut self,
         name: &str,
@@ -193,6 +194,11 @@ impl WeightStore {
         };
         let from = self.take(name, &shape)?;
         let to = dtype.unwrap_or(from);
+        to.row_bytes(d_model).map_err(|source| Error::TensorFormat {
+            path: self.source.path(name),
+            name: name.to_owned(),
+            source: Box::new(source),
+        })?;
         match layout {
             Layout::NeuronMajor if from == to => {
                 NeuronMatrix::try_from_packed(to, n_neurons, d_model, |offset_bytes, bytes| {

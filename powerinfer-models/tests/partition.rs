@@ -93,3 +93,14 @@ fn oracle_mask_equals_dense() {
         assert!(max_distance(&run(&split, Sparsity::Auto), &dense) < 1e-3);
     }
 }
+
+#[test]
+fn a_width_that_is_no_whole_blocks_is_an_error_that_names_the_tensor() {
+    let fixture = Fixture::micro("llama-headdim-mqa-bf16");
+    let options = LoadOptions::default().with_dtype(Some(WeightFormat::Q8_0));
+    let error = load(&fixture.model_dir, &options).unwrap_err().to_string();
+    assert!(
+        error.contains("model.embed_tokens.weight") && error.contains("multiple of 32"),
+        "{error}"
+    );
+}
