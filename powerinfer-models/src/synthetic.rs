@@ -137,13 +137,17 @@ impl Synthetic {
         Ok(Self { shape, density, seed, format: WeightFormat::F16 })
     }
 
-    /// Makes the model, in the format of the options or else in f16.
+    /// Makes the model, in the format of the options or else in f16. Quantised weights are made
+    /// in f16 and quantised as those of a file would be.
     ///
     /// # Errors
     /// [`Error::NotSparse`] never, memory that is not to be had, and a placement that does not fit.
     pub fn load(&self, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
         let mut source = self.clone();
-        source.format = options.dtype.unwrap_or(WeightFormat::F16);
+        source.format = match options.dtype {
+            Some(format) if format.block_len() == 1 => format,
+            _ => WeightFormat::F16,
+        };
         let config = self.config()?;
         build(&config, WeightStore::from_source(Box::new(source)), options)
     }
