@@ -5,19 +5,18 @@
 //! activation is not zero; only then do its up and down rows matter. Because every product is
 //! one sum in a fixed order, leaving the others out changes no bit of the result.
 
+mod many_tokens;
+pub(crate) mod one_token;
+
 use candle_core::{Device, Tensor};
 
 use crate::activation::Activation;
-use crate::cpu::{RowKernels, rows};
+use crate::cpu::RowKernels;
 use crate::error::OpError;
 use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
 use crate::tensor::with_rows;
 use crate::workspace::Workspace;
-
-/// Rows read token by token, as a share of all rows, above which reading all rows once is faster
-/// for several tokens. Scattered rows take about a third longer than a stream.
-const SCATTERED_SHARE: f64 = 0.75;
 
 /// The matrices of a feed-forward network, or of some of its neurons.
 #[derive(Debug, Clone)]
@@ -35,6 +34,8 @@ pub struct FfnWeights {
     pub up_bias: Option<Vec<f32>>,
     /// What is applied to the gate products.
     pub activation: Activation,
+    /// What is applied to the up products, in networks that have something there (dReLU).
+    pub up_activation: Option<Activation>,
 }
 
 impl FfnWeights {
@@ -56,7 +57,7 @@ impl FfnWeights {
                 return Err(OpError::Shape { op: "FfnWeights", what, expected, found });
             }
         }
-        Ok(Self { gate, up, down, gate_bias: None, up_bias: None, activation })
+        Ok(Self { gate, up, down, gate_bias: None, up_bias: None, activation, up_activation: None })
     }
 
     /// Adds biases to the gate and up products.
@@ -79,6 +80,13 @@ impl FfnWeights {
         Ok(self)
     }
 
+    /// Applies `activation` to the up products as well, as dReLU networks do.
+    #[must_use]
+    pub fn with_up_activation(mut self, activation: Activation) -> Self {
+        self.up_activation = Some(activation);
+        self
+    }
+
     /// The network of some of the neurons, copied: one side of a placement.
     ///
     /// # Errors
@@ -95,6 +103,7 @@ impl FfnWeights {
             gate_bias: pick(&self.gate_bias),
             up_bias: pick(&self.up_bias),
             activation: self.activation,
+            up_activation: self.up_activation,
         })
     }
 
@@ -108,6 +117,20 @@ impl FfnWeights {
     #[must_use]
     pub fn d_model(&self) -> usize {
         self.gate.d_model()
+    }
+
+    /// Gate products, with their bias, to activations.
+    fn activate(&self, neuron: usize, product: f32) -> f32 {
+        let bias = self.gate_bias.as_ref().map_or(0.0, |bias| bias[neuron]);
+        self.activation.apply(product + bias)
+    }
+
+    /// An activation times the up product of its neuron.
+    fn gated(&self, neuron: usize, activation: f32, product: f32) -> f32 {
+        let bias = self.up_bias.as_ref().map_or(0.0, |bias| bias[neuron]);
+        let up = self.up_activation.map_or(product + bias, |up| up.apply(product + bias));
+        // a neuron that does not fire stays at zero, whatever its up product is
+        if activation == 0.0 { 0.0 } else { activation * up }
     }
 
     /// Bytes of all matrices.
@@ -135,7 +158,8 @@ pub enum Neurons<'a> {
 pub struct FfnCounts {
     /// Neurons whose activation was not zero, summed over tokens.
     pub fired: u64,
-    /// Neurons that ran to the end, summed over tokens: all of them, or those that fired.
+    /// Neurons that ran to the end, summed over tokens: all of them, or those that fired and whose
+    /// up product did not make them zero after all.
     pub ran: u64,
     /// Bytes of weights that were read.
     pub bytes: u64,
@@ -183,15 +207,8 @@ pub fn ffn(
         let run = Run { weights, kernels: RowKernels::best(), x: values };
         let counts = match neurons {
             Neurons::All => run.all(workspace, &mut y),
-            Neurons::Firing => {
-                run.gate(workspace);
-                let (fired, read) = run.collect_fired(workspace);
-                run.firing(fired, read, workspace, &mut y)
-            }
-            Neurons::FiringOf(picks) => {
-                let (fired, read) = run.gate_of(picks, workspace)?;
-                run.firing(fired, read, workspace, &mut y)
-            }
+            Neurons::Firing => run.firing(workspace, &mut y),
+            Neurons::FiringOf(picks) => run.firing_of(picks, workspace, &mut y)?,
         };
         Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts))
     })
@@ -201,6 +218,7 @@ pub fn ffn(
 struct Run<'a> {
     weights: &'a FfnWeights,
     kernels: RowKernels,
+    /// `[n_tokens, d_model]`
     x: &'a [f32],
 }
 
@@ -209,155 +227,36 @@ impl Run<'_> {
         self.x.len() / self.weights.d_model().max(1)
     }
 
-    fn token(&self, t: usize) -> &[f32] {
-        &self.x[t * self.weights.d_model()..][..self.weights.d_model()]
+    /// The values of a token in `x` or `y`.
+    fn token(&self, t: usize) -> std::ops::Range<usize> {
+        t * self.weights.d_model()..(t + 1) * self.weights.d_model()
     }
 
-    /// Every row of every matrix.
-    fn all(&self, workspace: &mut Workspace, y: &mut [f32]) -> FfnCounts {
-        self.gate(workspace);
-        let fired = workspace.h.iter().filter(|&&h| h != 0.0).count() as u64;
-        self.up_everywhere(workspace);
-        rows::axpy(self.kernels, &self.weights.down, &workspace.h, &mut workspace.sums, y);
-        FfnCounts { fired, ran: workspace.h.len() as u64, bytes: self.weights.size_bytes() as u64 }
-    }
-
-    /// `h = act(gate · x + bias)` of all neurons.
-    fn gate(&self, workspace: &mut Workspace) {
-        let weights = self.weights;
-        let h = &mut workspace.h;
-        h.resize(self.n_tokens() * weights.n_neurons(), 0.0);
-        rows::matvec(self.kernels, &weights.gate, self.x, h);
-        for h in h.chunks_exact_mut(weights.n_neurons().max(1)) {
-            add_bias(h, weights.gate_bias.as_deref());
-            h.iter_mut().for_each(|h| *h = weights.activation.apply(*h));
-        }
-    }
-
-    /// `h *= up · x + bias` of all neurons.
-    fn up_everywhere(&self, workspace: &mut Workspace) {
-        let Some(matrix) = &self.weights.up else { return };
-        let Workspace { h, up, .. } = workspace;
-        up.resize(h.len(), 0.0);
-        rows::matvec(self.kernels, matrix, self.x, up);
-        let n_neurons = matrix.n_neurons().max(1);
-        for (h, up) in h.chunks_exact_mut(n_neurons).zip(up.chunks_exact_mut(n_neurons)) {
-            add_bias(up, self.weights.up_bias.as_deref());
-            // a neuron that does not fire stays at zero, whatever its up product is
-            h.iter_mut().zip(up).for_each(|(h, up)| *h = if *h == 0.0 { 0.0 } else { *h * *up });
-        }
-    }
-
-    /// Lists the neurons that fire, from `h`. Returns their number and the bytes of the gate.
-    fn collect_fired(&self, workspace: &mut Workspace) -> (u64, u64) {
-        let Workspace { h, fired, scales, ends, .. } = workspace;
-        fired.clear();
-        scales.clear();
-        ends.clear();
-        for h in h.chunks_exact(self.weights.n_neurons().max(1)) {
-            for (id, &value) in h.iter().enumerate() {
-                if value != 0.0 {
-                    fired.push(id as u32);
-                    scales.push(value);
-                }
-            }
-            ends.push(fired.len());
-        }
-        (fired.len() as u64, self.weights.gate.size_bytes() as u64)
-    }
-
-    /// Gate and activation of the picked neurons; lists those that fire. Returns their number and
-    /// the bytes of the gate rows that were read.
-    fn gate_of(
+    /// Of the neurons that are picked for each token, those that fire.
+    fn firing_of(
         &self,
         picks: &[NeuronIds],
         workspace: &mut Workspace,
-    ) -> Result<(u64, u64), OpError> {
-        let weights = self.weights;
+        y: &mut [f32],
+    ) -> Result<FfnCounts, OpError> {
         if picks.len() != self.n_tokens() {
             let (expected, found) = (vec![self.n_tokens()], vec![picks.len()]);
             return Err(OpError::Shape { op: "ffn", what: "lists of ids", expected, found });
         }
-        let Workspace { h, fired, scales, ends, .. } = workspace;
-        fired.clear();
-        scales.clear();
-        ends.clear();
-        let mut n_picked = 0;
+        let mut counts = FfnCounts::default();
         for (t, picks) in picks.iter().enumerate() {
-            weights.gate.check_ids("ffn", picks)?;
-            h.resize(picks.len(), 0.0);
-            let ids = picks.as_slice();
-            rows::matvec_picked(self.kernels, &weights.gate, ids, self.token(t), h);
-            for (&id, &product) in ids.iter().zip(h.iter()) {
-                let bias = weights.gate_bias.as_ref().map_or(0.0, |bias| bias[id as usize]);
-                let value = weights.activation.apply(product + bias);
-                if value != 0.0 {
-                    fired.push(id);
-                    scales.push(value);
-                }
-            }
-            n_picked += picks.len();
-            ends.push(fired.len());
+            self.weights.gate.check_ids("ffn", picks)?;
+            let candidates = one_token::Candidates::Picked(picks.as_slice());
+            counts.add(self.one_token(t, candidates, &mut workspace.step, y));
         }
-        Ok((fired.len() as u64, (n_picked * weights.gate.row_bytes()) as u64))
-    }
-
-    /// Up and down of the neurons that fire, listed in the workspace. For many tokens, whose
-    /// lists together cover most neurons, reads every row once instead.
-    fn firing(
-        &self,
-        fired: u64,
-        gate_bytes: u64,
-        workspace: &mut Workspace,
-        y: &mut [f32],
-    ) -> FfnCounts {
-        let weights = self.weights;
-        let row_bytes =
-            weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes) + weights.down.row_bytes();
-        let scattered = fired as f64 > SCATTERED_SHARE * weights.n_neurons() as f64;
-        if self.n_tokens() > 1 && scattered {
-            self.scatter(workspace);
-            self.up_everywhere(workspace);
-            rows::axpy(self.kernels, &weights.down, &workspace.h, &mut workspace.sums, y);
-            let bytes = gate_bytes + (weights.n_neurons() * row_bytes) as u64;
-            return FfnCounts { fired, ran: fired, bytes };
-        }
-        let Workspace { up, fired: ids, scales, sums, ends, .. } = workspace;
-        let mut start = 0;
-        for (t, &end) in ends.iter().enumerate() {
-            let (ids, scales) = (&ids[start..end], &mut scales[start..end]);
-            if let Some(matrix) = &weights.up {
-                up.resize(ids.len(), 0.0);
-                rows::matvec_picked(self.kernels, matrix, ids, self.token(t), up);
-                for ((scale, up), &id) in scales.iter_mut().zip(up.iter()).zip(ids) {
-                    *scale *= up + weights.up_bias.as_ref().map_or(0.0, |bias| bias[id as usize]);
-                }
-            }
-            let y = &mut y[t * weights.d_model()..][..weights.d_model()];
-            rows::axpy_picked(self.kernels, &weights.down, (ids, scales), sums, y);
-            start = end;
-        }
-        FfnCounts { fired, ran: fired, bytes: gate_bytes + fired * row_bytes as u64 }
-    }
-
-    /// Spreads the listed activations over `h`, zero elsewhere.
-    fn scatter(&self, workspace: &mut Workspace) {
-        let n_neurons = self.weights.n_neurons();
-        let Workspace { h, fired, scales, ends, .. } = workspace;
-        h.clear();
-        h.resize(self.n_tokens() * n_neurons, 0.0);
-        let mut start = 0;
-        for (h, &end) in h.chunks_exact_mut(n_neurons.max(1)).zip(ends.iter()) {
-            for (&id, &scale) in fired[start..end].iter().zip(&scales[start..end]) {
-                h[id as usize] = scale;
-            }
-            start = end;
-        }
+        Ok(counts)
     }
 }
 
-fn add_bias(values: &mut [f32], bias: Option<&[f32]>) {
-    if let Some(bias) = bias {
-        values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+impl FfnCounts {
+    fn add(&mut self, other: Self) {
+        self.fired += other.fired;
+        self.ran += other.ran;
+        self.bytes += other.bytes;
     }
 }

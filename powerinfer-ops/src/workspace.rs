@@ -1,5 +1,7 @@
 //! Scratch memory of the operators.
 
+use crate::ffn::one_token::StepScratch;
+
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
 ///
 /// # Examples
@@ -9,28 +11,18 @@
 /// ```
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// Gate values, then activations, `[n_tokens, n_neurons]`.
+    /// Gate values, then activations, of many tokens, `[n_tokens, n_neurons]`.
     pub(crate) h: Vec<f32>,
-    /// Up values, `[n_tokens, n_neurons]`, or those of the picked rows of one token.
+    /// Up values of many tokens, `[n_tokens, n_neurons]`.
     pub(crate) up: Vec<f32>,
-    /// The neurons that fire, token after token.
-    pub(crate) fired: Vec<u32>,
-    /// Their activations.
-    pub(crate) scales: Vec<f32>,
-    /// Sums of chunks of rows, `[n_chunks, d_model]`.
-    pub(crate) sums: Vec<f32>,
-    /// Where each token's part of `fired` ends.
-    pub(crate) ends: Vec<usize>,
+    /// Of one token.
+    pub(crate) step: StepScratch,
 }
 
 impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        let values =
-            self.h.capacity() + self.up.capacity() + self.scales.capacity() + self.sums.capacity();
-        values * size_of::<f32>()
-            + self.fired.capacity() * size_of::<u32>()
-            + self.ends.capacity() * size_of::<usize>()
+        (self.h.capacity() + self.up.capacity()) * size_of::<f32>() + self.step.size_bytes()
     }
 }

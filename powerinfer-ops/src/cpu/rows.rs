@@ -27,12 +27,12 @@ const ROW_BLOCK_BYTES: usize = 128 << 10;
 /// detection does not interfere.
 const AHEAD_BYTES: usize = 4 << 10;
 /// Rows whose weighted sum is taken on its own before it is added to the others: what one task
-/// does, and what is decoded at once for many tokens (128 KiB of f32 a panel). It belongs to the
+/// does, and what is decoded at once for many tokens (64 KiB of f32 a panel). It belongs to the
 /// order of summation, so it is the same for every number of threads and tokens.
-const CHUNK_ROWS: usize = 512;
+pub(crate) const CHUNK_ROWS: usize = 256;
 
 /// Into how many tasks to cut work that reads `bytes` of weights.
-fn n_tasks(bytes: usize) -> usize {
+pub(crate) fn n_tasks(bytes: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 { 1 } else { (bytes / TASK_BYTES).clamp(1, threads * TASKS_PER_THREAD) }
 }
@@ -144,7 +144,7 @@ pub(crate) fn axpy(
 }
 
 /// Dot products of the rows `row(0)`, `row(1)`, … with `x`.
-fn dot_rows<'a>(
+pub(crate) fn dot_rows<'a>(
     row_ops: &RowPrimitives,
     row: impl Fn(usize) -> &'a [u8],
     x: &[f32],
@@ -177,25 +177,12 @@ fn axpy_rows(
     y: &mut [f32],
 ) {
     let row_ops = kernels.primitives(w.format());
-    let Some(last) = scales.len().checked_sub(1) else { return };
-    let distance = rows_ahead(row_ops, w.row_bytes());
-    let row_at = |k: usize| w.row(row(k));
-    let ahead = |k: usize| row_at((k + distance).min(last));
     let sum_chunk = |chunk: usize, sum: &mut [f32]| {
-        let entries =
-            start_of(chunk * CHUNK_ROWS)..start_of((chunk + 1) * CHUNK_ROWS).min(last + 1);
+        let end = start_of((chunk + 1) * CHUNK_ROWS).min(scales.len());
+        let entries = start_of(chunk * CHUNK_ROWS)..end;
         sum.fill(0.0);
-        let n_grouped = if row_ops.grouped { entries.len() / GROUP * GROUP } else { 0 };
-        let (grouped, rest) =
-            (entries.start..entries.start + n_grouped, entries.start + n_grouped..entries.end);
-        for at in grouped.step_by(GROUP) {
-            let scales = std::array::from_fn(|r| scales[at + r]);
-            let rows = std::array::from_fn(|r| row_at(at + r));
-            (row_ops.axpy_group)(scales, rows, std::array::from_fn(|r| ahead(at + r)), sum);
-        }
-        for k in rest {
-            (row_ops.axpy)(scales[k], row_at(k), ahead(k), sum);
-        }
+        let first = entries.start;
+        axpy_entries(row_ops, |k| w.row(row(first + k)), &scales[entries], sum);
     };
     let n_chunks = w.n_neurons().div_ceil(CHUNK_ROWS);
     let d_model = y.len();
@@ -214,6 +201,28 @@ fn axpy_rows(
     }
 }
 
+/// `sum += Σ_k scales[k] · row(k)` in order of `k`.
+pub(crate) fn axpy_entries<'a>(
+    row_ops: &RowPrimitives,
+    row: impl Fn(usize) -> &'a [u8],
+    scales: &[f32],
+    sum: &mut [f32],
+) {
+    let Some(last) = scales.len().checked_sub(1) else { return };
+    let distance = rows_ahead(row_ops, row(0).len());
+    let ahead = |k: usize| row((k + distance).min(last));
+    let n_grouped = if row_ops.grouped { scales.len() / GROUP * GROUP } else { 0 };
+    let (grouped, rest) = scales.split_at(n_grouped);
+    for (group, scales) in grouped.as_chunks::<GROUP>().0.iter().enumerate() {
+        let at = group * GROUP;
+        let rows = std::array::from_fn(|r| row(at + r));
+        (row_ops.axpy_group)(*scales, rows, std::array::from_fn(|r| ahead(at + r)), sum);
+    }
+    for (k, &scale) in (n_grouped..).zip(rest) {
+        (row_ops.axpy)(scale, row(k), ahead(k), sum);
+    }
+}
+
 /// How many rows ahead to ask for.
 fn rows_ahead(row_ops: &RowPrimitives, row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).max(if row_ops.grouped { GROUP } else { 1 })
@@ -225,7 +234,8 @@ fn bytes_of(w: &NeuronMatrix, column: usize) -> usize {
     column / w.format().block_len() * w.format().block_bytes()
 }
 
-fn add(y: &mut [f32], sum: &[f32]) {
+/// `y += sum`
+pub(crate) fn add(y: &mut [f32], sum: &[f32]) {
     y.iter_mut().zip(sum).for_each(|(y, sum)| *y += sum);
 }
 
