@@ -129,7 +129,6 @@ impl CommonFlags {
 
     /// An error for each flag that is there for later versions.
     pub(crate) fn refuse_later_flags(&self) -> Outcome<()> {
-        self.dtype();
         self.sparsity()?;
         match self.device {
             DeviceFlag::Cpu => {}
