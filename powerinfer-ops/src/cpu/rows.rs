@@ -4,12 +4,26 @@
 //! table fixes. A weighted sum of rows adds up each chunk of `CHUNK_ROWS` rows on its own and then
 //! the chunks in order; a row that is left out would have added zero.
 //!
-//! One row after the other, two accumulators each and the row a page further on asked for
-//! meanwhile, reaches nine tenths of the read bandwidth of one thread (f16, rows of 4 KiB; AMD EPYC,
-//! Zen 5). What was tried and dropped: four rows at once, each with one accumulator (three
-//! quarters; half without asking ahead); asking into L1 instead of L2 (the same); cutting the
-//! columns of a weighted sum between threads, which needs no sums of chunks but leaves each thread
-//! with half rows (two thirds of the speed of whole ones).
+//! # What was measured
+//!
+//! One thread of an AMD EPYC (Zen 5), matrices of 1 GiB in huge pages, a stream of plain loads at
+//! 40 GB/s. Rows of f16 one after the other, two accumulators each, the row 8 KiB further on
+//! asked for meanwhile: 39 GB/s. Rows of quantised formats four at once: 34 to 38 (Q8_0) and 20
+//! (Q4_0, bound by unpacking). A tenth of the rows, scattered: 24 GB/s for rows of 1, 2, 4 and
+//! 8 KiB alike, so it is neither pages nor addresses but the number of lines that one core can
+//! wait for; a stream is faster because the hardware runs ahead of it.
+//!
+//! Tried and dropped:
+//! - four rows of f16 at once, one accumulator each: 30 GB/s, the hardware loses track of the
+//!   stream; without asking ahead 22;
+//! - asking into L2 (T1) or past the caches (NTA) instead of L1: the same or a little less;
+//! - asking for every second or fourth line, or for the first two of a row, and leaving the rest to
+//!   the hardware: half;
+//! - asking for the first lines of eight rows at once, to translate their addresses side by side:
+//!   no gain scattered, a loss in streams;
+//! - 4 to 256 neighbouring lines of each row at a time: no gain;
+//! - cutting the columns of a weighted sum between threads, which needs no sums of chunks: each
+//!   thread sees half rows, two thirds of the speed.
 
 use rayon::prelude::*;
 
@@ -23,9 +37,9 @@ const TASK_BYTES: usize = 64 << 10;
 const TASKS_PER_THREAD: usize = 4;
 /// Bytes of rows that stay in the L2 cache while all tokens pass over them.
 const ROW_BLOCK_BYTES: usize = 128 << 10;
-/// How far ahead rows are asked for: about a small page, so far that the hardware's own stream
+/// How far ahead rows are asked for: two small pages, so far that the hardware's own stream
 /// detection does not interfere.
-const AHEAD_BYTES: usize = 4 << 10;
+const AHEAD_BYTES: usize = 8 << 10;
 /// Rows whose weighted sum is taken on its own before it is added to the others: what one task
 /// does, and what is decoded at once for many tokens (64 KiB of f32 a panel). It belongs to the
 /// order of summation, so it is the same for every number of threads and tokens.
