@@ -27,7 +27,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use powerinfer::core::{CausalLm, KvCache, ModelInfo, Result as CoreResult, Step};
 use powerinfer::models::LoadOptions;
 use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
@@ -173,31 +172,13 @@ fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outc
             let options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
                 .with_sparsity(flags.common.sparsity()?);
-            let made = Made(pool.install(|| synthetic.load(&options))?);
+            let made = pool.install(|| synthetic.load(&options))?;
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
         }
         None => flags.common.builder()?.model(flags.common.model_dir()?).build()?,
     };
     let seconds = began.elapsed().as_secs_f64();
     Ok(Loaded { engine, seconds, peak_memory_bytes: peak_memory_bytes() })
-}
-
-/// A loaded model, to go in where a model of one's own does.
-#[derive(Debug)]
-struct Made(Box<dyn CausalLm>);
-
-impl CausalLm for Made {
-    fn info(&self) -> &ModelInfo {
-        self.0.info()
-    }
-
-    fn new_cache(&self) -> KvCache {
-        self.0.new_cache()
-    }
-
-    fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> CoreResult<()> {
-        self.0.forward(tokens, cache, step)
-    }
 }
 
 fn write(synthetic: &Synthetic, dir: &Path, flags: &Flags, pool: &ThreadPool) -> Outcome<()> {

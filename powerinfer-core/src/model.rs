@@ -124,6 +124,20 @@ pub trait CausalLm: fmt::Debug + Send + Sync {
     fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> Result<()>;
 }
 
+impl<M: CausalLm + ?Sized> CausalLm for Box<M> {
+    fn info(&self) -> &ModelInfo {
+        (**self).info()
+    }
+
+    fn new_cache(&self) -> KvCache {
+        (**self).new_cache()
+    }
+
+    fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> Result<()> {
+        (**self).forward(tokens, cache, step)
+    }
+}
+
 /// After which tokens of a pass logits are wanted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WantedLogits {
