@@ -34,7 +34,7 @@ pub struct FfnWeights {
     pub up_bias: Option<Vec<f32>>,
     /// What is applied to the gate products.
     pub activation: Activation,
-    /// What is applied to the up products, in networks that have something there (dReLU).
+    /// What is applied to the up products; `None` takes them as they are.
     pub up_activation: Option<Activation>,
 }
 
@@ -80,10 +80,11 @@ impl FfnWeights {
         Ok(self)
     }
 
-    /// Applies `activation` to the up products as well, as dReLU networks do.
+    /// Applies a function to the up products, too: with ReLU on both sides this is dReLU (Song et
+    /// al., "Turbo Sparse").
     #[must_use]
-    pub fn with_up_activation(mut self, activation: Activation) -> Self {
-        self.up_activation = Some(activation);
+    pub fn with_up_activation(mut self, up_activation: Option<Activation>) -> Self {
+        self.up_activation = up_activation;
         self
     }
 

@@ -92,9 +92,7 @@ proptest! {
         gated: bool, biased: bool, drelu: bool, shift in -2f32..2.0, seed: u64,
     ) {
         let mut weights = network(format, n, d, (gated, biased, shift), seed);
-        if drelu {
-            weights = weights.with_up_activation(Activation::Relu);
-        }
+        weights = weights.with_up_activation(drelu.then_some(Activation::Relu));
         let x = tensor(n_tokens, d, seed ^ 9);
         let mut workspace = Workspace::default();
         let mut run = |neurons: Neurons<'_>, x: &Tensor| {
