@@ -1,5 +1,6 @@
 //! Text on one side, token ids on the other: the only module that knows a tokenizer.
 
+mod fence;
 mod stop_strings;
 mod stream_decoder;
 
@@ -40,13 +41,15 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read; [`Error::Tokenizer`] if it is not a tokenizer or
-    /// if the tokenizer library panicked over it.
+    /// [`Error::Io`] if the file cannot be read or is no regular file of at most 256 MiB;
+    /// [`Error::Tokenizer`] if it is not a tokenizer, asks for absurd amounts of memory, or made the
+    /// tokenizer library panic (whose message Rust's panic hook then writes to stderr).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes =
-            std::fs::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+            fence::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
         let inner = guarded(path, || {
+            fence::check(&bytes)?;
             let mut inner = HfTokenizer::from_bytes(&bytes)?;
             inner.with_truncation(None)?;
             inner.with_padding(None);

@@ -17,9 +17,17 @@ pub(crate) fn run<Flags: Parser>(body: impl FnOnce(Flags) -> Outcome<()>) -> Exi
         Ok(flags) => flags,
         Err(usage) => return usage_status(&usage),
     };
-    match body(flags) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure_status(failure.as_ref(), &mut io::stderr()),
+    // A library panics over some tokenizers and the panic is caught; nobody wants to read it.
+    std::panic::set_hook(Box::new(|_| {}));
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(flags))) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failure)) => failure_status(failure.as_ref(), &mut io::stderr()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            note(&format!("error: this is a bug: {}", text.unwrap_or("a panic without a text")));
+            ExitCode::FAILURE
+        }
     }
 }
 
