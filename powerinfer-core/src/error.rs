@@ -124,10 +124,12 @@ pub enum Error {
         supported: String,
     },
     /// The feed-forward network uses an activation function that no operator computes.
-    #[error("{path}: unknown hidden_act {found:?}, supported: {supported}")]
+    #[error("{path}: unknown {field} {found:?}, supported: {supported}")]
     UnknownActivation {
         /// The file.
         path: PathBuf,
+        /// The field that names it, which differs between architectures.
+        field: &'static str,
         /// The name in the file.
         found: String,
         /// The names that are known, separated by commas.

@@ -39,10 +39,12 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod falcon;
 pub mod layers;
 mod llama;
 mod load;
 mod loader;
+mod opt;
 mod registry;
 pub mod synthetic;
 

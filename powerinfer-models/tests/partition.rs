@@ -14,7 +14,7 @@ use testing::{Fixture, Seeded, assert_same_bits};
 
 #[test]
 fn any_partition_gives_the_same_logits() {
-    for fixture in Fixture::all("llama") {
+    for fixture in Fixture::all("") {
         let golden = fixture.golden();
         let bound = f64::from(golden.logit_bound());
         let run = |options: &LoadOptions| {

@@ -35,6 +35,8 @@ pub struct FfnWeights {
     pub up_bias: Option<Vec<f32>>,
     /// What is applied to the gate products.
     pub activation: Activation,
+    /// What is applied to the up products; `None` takes them as they are.
+    pub up_activation: Option<Activation>,
 }
 
 impl FfnWeights {
@@ -56,7 +58,7 @@ impl FfnWeights {
                 return Err(OpError::Shape { op: "FfnWeights", what, expected, found });
             }
         }
-        Ok(Self { gate, up, down, gate_bias: None, up_bias: None, activation })
+        Ok(Self { gate, up, down, gate_bias: None, up_bias: None, activation, up_activation: None })
     }
 
     /// Adds biases to the gate and up products.
@@ -79,6 +81,19 @@ impl FfnWeights {
         Ok(self)
     }
 
+    /// Applies a function to the up products, too: with ReLU on both sides this is dReLU (Song et
+    /// al., "Turbo Sparse").
+    #[must_use]
+    pub fn with_up_activation(mut self, up_activation: Option<Activation>) -> Self {
+        self.up_activation = up_activation;
+        self
+    }
+
+    /// `up · x + bias` as it enters the product with the gate.
+    fn activated_up(&self, up: f32) -> f32 {
+        self.up_activation.map_or(up, |activation| activation.apply(up))
+    }
+
     /// The network of some of the neurons, copied: one side of a placement.
     ///
     /// # Errors
@@ -95,6 +110,7 @@ impl FfnWeights {
             gate_bias: pick(&self.gate_bias),
             up_bias: pick(&self.up_bias),
             activation: self.activation,
+            up_activation: self.up_activation,
         })
     }
 
@@ -244,7 +260,9 @@ impl Run<'_> {
         for (h, up) in h.chunks_exact_mut(n_neurons).zip(up.chunks_exact_mut(n_neurons)) {
             add_bias(up, self.weights.up_bias.as_deref());
             // a neuron that does not fire stays at zero, whatever its up product is
-            h.iter_mut().zip(up).for_each(|(h, up)| *h = if *h == 0.0 { 0.0 } else { *h * *up });
+            let product =
+                |h: f32, up| if h == 0.0 { 0.0 } else { h * self.weights.activated_up(up) };
+            h.iter_mut().zip(up).for_each(|(h, up)| *h = product(*h, *up));
         }
     }
 
@@ -330,7 +348,8 @@ impl Run<'_> {
                 up.resize(ids.len(), 0.0);
                 rows::matvec_picked(self.kernels, matrix, ids, self.token(t), up);
                 for ((scale, up), &id) in scales.iter_mut().zip(up.iter()).zip(ids) {
-                    *scale *= up + weights.up_bias.as_ref().map_or(0.0, |bias| bias[id as usize]);
+                    let bias = weights.up_bias.as_ref().map_or(0.0, |bias| bias[id as usize]);
+                    *scale *= weights.activated_up(up + bias);
                 }
             }
             let y = &mut y[t * weights.d_model()..][..weights.d_model()];
