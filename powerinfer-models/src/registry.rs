@@ -31,8 +31,17 @@ impl Architecture {
     }
 }
 
-const ARCHITECTURES: &[Architecture] =
-    &[Architecture::llama("llama"), Architecture::opt("opt"), Architecture::falcon("falcon")];
+const ARCHITECTURES: &[Architecture] = &[
+    Architecture::llama("llama"),
+    Architecture::llama("sparsellama"),
+    Architecture::llama("mistral"),
+    Architecture::llama("bamboo"),
+    Architecture::llama("turbosparse"),
+    Architecture::opt("opt"),
+    Architecture::falcon("falcon"),
+    Architecture::falcon("RefinedWeb"),
+    Architecture::falcon("RefinedWebModel"),
+];
 
 /// The values of `model_type` that [`load`](crate::load) knows.
 #[must_use]

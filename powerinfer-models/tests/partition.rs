@@ -32,7 +32,7 @@ fn any_partition_gives_the_same_logits() {
                 .map(|_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap())
                 .collect();
             let placement = Placement::new(hot, info.d_ff).unwrap();
-            for sparsity in [Sparsity::Dense, Sparsity::Exact] {
+            for sparsity in [Sparsity::Dense, Sparsity::Auto] {
                 let options = f32s.clone().with_sparsity(sparsity);
                 let (split, split_fired, _) = run(&options.with_placement(placement.clone()));
                 let distance = max_distance(&split, &whole);
