@@ -265,4 +265,6 @@ fn activation_named(fields: &Fields<'_>, field: &'static str, name: &str) -> Res
 }
 
 #[cfg(test)]
+mod family_tests;
+#[cfg(test)]
 mod tests;
