@@ -24,7 +24,7 @@ fn any_partition_gives_the_same_logits() {
             model.forward(&tokens, &mut cache, &mut step).unwrap();
             (step.logits, step.stats.fired_per_layer, model.info().clone())
         };
-        let f32s = LoadOptions::default().with_dtype(Some(WeightFormat::F32));
+        let f32s = LoadOptions::default().with_dtype(Some(WeightFormat::F32)).with_pytorch(1 << 20);
         let (whole, fired, info) = run(&f32s);
         for (share, seed) in [(0.0, 1), (0.1, 2), (0.5, 3), (0.9, 4), (1.0, 5)] {
             let mut random = Seeded::new(seed);

@@ -105,7 +105,10 @@ impl Attention {
         layer: usize,
         cache: &mut KvCache,
     ) -> Result<Tensor> {
-        let turned = |x: Tensor| rotary.map_or(Ok(x.clone()), |rotary| rotary.apply(&x));
+        let turned = |x: Tensor| match rotary {
+            Some(rotary) => rotary.apply(&x),
+            None => Ok(x),
+        };
         let queries = turned(self.query.forward(x)?)?;
         let keys = turned(self.key.forward(x)?)?;
         let values = self.value.forward(x)?;
