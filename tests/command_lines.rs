@@ -129,7 +129,7 @@ fn perplexity_is_the_same_dense_and_exact() {
 
 #[test]
 fn perplexity_is_the_reference_s() {
-    let text = testing::HELD_OUT_TEXTS[1];
+    let text = testing::fixture::HELD_OUT_TEXTS[1];
     let path = testing::fixture::text_path(text);
     for model in Fixture::trained() {
         let dir = model.model_dir.to_str().unwrap();
