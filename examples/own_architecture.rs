@@ -24,7 +24,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use powerinfer::core::{self, CausalLm, Error, KvCache, ModelConfig, ModelInfo, Step, WeightStore};
 use powerinfer::models::layers::{
-    Attention, AttentionHeads, Block, Embedding, FfnTensors, Head, Pass, RmsNorm, Rotary,
+    Attention, AttentionHeads, Block, BlockNorms, Embedding, FfnTensors, Head, Pass, Position,
+    Projections, RmsNorm,
 };
 use powerinfer::models::{self, Loader};
 use powerinfer::ops::WeightFormat;
@@ -57,7 +58,7 @@ struct Flags {
 struct EarlyExit {
     info: ModelInfo,
     embedding: Embedding,
-    rotary: Rotary,
+    position: Position,
     blocks: Vec<Block>,
     norm: RmsNorm,
     head: Head,
@@ -74,7 +75,8 @@ impl CausalLm for EarlyExit {
         }
         let mut x = self.embedding.forward(tokens)?;
         cache.reserve(tokens.len())?;
-        let rotary = &self.rotary.table(cache.len(), tokens.len())?;
+        let rotary = self.position.rotary(cache.len(), tokens.len())?;
+        let rotary = rotary.as_ref();
         let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward(&x, Pass { layer, sparsity, rotary }, cache, step)?;
@@ -108,7 +110,7 @@ impl EarlyExit {
         let embedding = Embedding::new(table);
         let model = Self {
             info: info(&config, depth, sparsity),
-            rotary: Rotary::new(&config.rotary, config.d_head),
+            position: Position::new(&config.position, config.d_head, None),
             blocks: (0..depth)
                 .map(|layer| block(&config, layer, loader))
                 .collect::<Result<_, _>>()?,
@@ -146,16 +148,19 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> core::R
     let heads = AttentionHeads::new(config.n_heads, config.n_kv_heads, config.d_head);
     let (d_model, eps) = (config.d_model, config.norm_eps);
     let (q, kv, bias) = (heads.query_width(), heads.kv_width(), config.attention_bias);
+    let norms = BlockNorms::Before {
+        attention: loader.rms_norm(&name("input_layernorm"), d_model, eps)?.into(),
+        ffn: loader.rms_norm(&name("post_attention_layernorm"), d_model, eps)?.into(),
+    };
+    let projections = Projections {
+        query: loader.linear(&name("self_attn.q_proj"), q, d_model, bias)?,
+        key: loader.linear(&name("self_attn.k_proj"), kv, d_model, bias)?,
+        value: loader.linear(&name("self_attn.v_proj"), kv, d_model, bias)?,
+        output: loader.linear(&name("self_attn.o_proj"), d_model, q, bias)?,
+    };
     Ok(Block {
-        attention_norm: loader.rms_norm(&name("input_layernorm"), d_model, eps)?,
-        attention: Attention {
-            query: loader.linear(&name("self_attn.q_proj"), q, d_model, bias)?,
-            key: loader.linear(&name("self_attn.k_proj"), kv, d_model, bias)?,
-            value: loader.linear(&name("self_attn.v_proj"), kv, d_model, bias)?,
-            output: loader.linear(&name("self_attn.o_proj"), d_model, q, bias)?,
-            heads,
-        },
-        ffn_norm: loader.rms_norm(&name("post_attention_layernorm"), d_model, eps)?,
+        norms,
+        attention: Attention::new(projections, heads),
         ffn: loader.ffn(
             layer,
             FfnTensors {
@@ -166,6 +171,7 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> core::R
                 d_model,
                 bias: config.mlp_bias,
                 activation: config.activation,
+                up_activation: config.up_activation,
             },
         )?,
     })

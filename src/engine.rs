@@ -114,6 +114,7 @@ pub struct EngineBuilder {
     dtype: Dtype,
     sparsity: Sparsity,
     threads: Option<usize>,
+    pytorch_bytes: Option<u64>,
 }
 
 impl EngineBuilder {
@@ -121,6 +122,16 @@ impl EngineBuilder {
     /// `model.safetensors.index.json` with its shards, and, if there is one, `tokenizer.json`.
     pub fn model(mut self, folder: impl AsRef<Path>) -> Self {
         self.folder = Some(folder.as_ref().to_path_buf());
+        self
+    }
+
+    /// Reads `pytorch_model.bin` or its shards where the folder has no safetensors, files of at most
+    /// `max_bytes` bytes each; without this they are not touched.
+    ///
+    /// Such a file holds a pickle. Nothing in it is executed, but its reader was not made for
+    /// hostile ones: use it on files of a source that you trust.
+    pub fn pytorch(mut self, max_bytes: u64) -> Self {
+        self.pytorch_bytes = Some(max_bytes);
         self
     }
 
@@ -181,6 +192,7 @@ impl EngineBuilder {
                 let mut options = LoadOptions::default();
                 options.dtype = self.dtype.weight_format();
                 options.sparsity = self.sparsity;
+                options.pytorch_bytes = self.pytorch_bytes;
                 (pool.install(|| load(&folder, &options))?, Some(folder))
             }
             (None, None) => return Err(Error::ModelSource { found: "neither" }),

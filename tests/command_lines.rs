@@ -128,6 +128,20 @@ fn perplexity_is_the_same_dense_and_exact() {
 }
 
 #[test]
+fn perplexity_is_the_reference_s() {
+    let text = testing::fixture::HELD_OUT_TEXTS[1];
+    let path = testing::fixture::text_path(text);
+    for model in Fixture::trained() {
+        let dir = model.model_dir.to_str().unwrap();
+        let found = json(&["perplexity", "--model", dir, "--text", path.to_str().unwrap()]);
+        let expected = testing::fixture::reference_perplexity(&model.name, text);
+        assert_eq!(found["tokens"], expected.tokens, "{}", model.name);
+        let ratio = found["perplexity"].as_f64().unwrap() / expected.perplexity;
+        assert!((ratio - 1.0).abs() < 1e-3, "{}: {ratio}", model.name);
+    }
+}
+
+#[test]
 fn inspect_counts_what_is_there() {
     let found = json(&["inspect"]);
     assert_fields(&found, "architecture parameters tensors dtypes activation predictor threshold");
@@ -233,7 +247,7 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["inspect", file], "not supported yet"),
         (vec!["bench", "--batch", "2"], "--batch 2"),
         (vec!["bench", "-p", "600"], "632"),
-        (vec!["bench", "--synthetic", "opt-1.3b"], "--synthetic opt-1.3b"),
+        (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
         (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
         (vec!["bench", "--synthetic", "tiny", "--density", "2"], "density"),
         (vec!["own_architecture", "--model", dir], "config.json"),

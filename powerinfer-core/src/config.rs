@@ -1,6 +1,9 @@
 //! The configuration of a model: `config.json` and the end ids of `generation_config.json`.
 
+mod falcon;
 mod field;
+mod llama;
+mod opt;
 mod rotary;
 
 use std::io;
@@ -27,8 +30,11 @@ const MAX_CONTEXT: usize = 1 << 31;
 /// The shape and the settings of a model, every one checked.
 ///
 /// Sizes are from 1 to 2²⁴ (layers to 2¹², context to 2³¹), `n_heads` is a multiple of
-/// `n_kv_heads`, `d_head` is even, and floating-point values are finite and positive, so nothing
-/// that is computed from them overflows or divides by zero.
+/// `n_kv_heads`, `d_head` is even where a rotary embedding turns it, and floating-point values are
+/// finite and positive, so nothing that is computed from them overflows or divides by zero.
+///
+/// One struct for all architectures: each says in its own keys what the fields here say. The names
+/// in the fields' descriptions are LLaMA's; OPT and Falcon have other ones for the same.
 ///
 /// # Examples
 /// ```
@@ -50,11 +56,15 @@ const MAX_CONTEXT: usize = 1 << 31;
 /// # Ok::<(), powerinfer_core::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct ModelConfig {
     /// `model_type`: which architecture this is.
     pub model_type: String,
     /// `hidden_size`: width of the residual stream.
     pub d_model: usize,
+    /// `word_embed_proj_dim` (OPT): width of the embeddings and of what the head reads; `d_model`
+    /// in all other models.
+    pub d_embedding: usize,
     /// `intermediate_size`: neurons of a feed-forward network.
     pub d_ff: usize,
     /// `num_hidden_layers`.
@@ -69,12 +79,22 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// `max_position_embeddings`: tokens of a context.
     pub max_context: usize,
+    /// `sliding_window`: how many positions a token sees, its own included; `None` for all.
+    pub window: Option<usize>,
+    /// In which order a block does its work.
+    pub block_order: BlockOrder,
     /// `rms_norm_eps`: added to the mean square before its root is taken.
     pub norm_eps: f64,
+    /// `layer_norm_elementwise_affine` (OPT): whether norms have weights.
+    pub norm_affine: bool,
+    /// `_remove_final_layer_norm` (OPT), turned round: whether a norm follows the last block.
+    pub final_norm: bool,
     /// `hidden_act`: the activation function of the feed-forward networks.
     pub activation: Activation,
-    /// The rotary position embedding.
-    pub rotary: RotaryConfig,
+    /// What is applied to the up products of a gated network, as in dReLU models.
+    pub up_activation: Option<Activation>,
+    /// How the model knows the order of its tokens.
+    pub position: PositionConfig,
     /// `attention_bias`: whether the projections of the attention have a bias.
     pub attention_bias: bool,
     /// `mlp_bias`: whether those of the feed-forward networks have one.
@@ -86,6 +106,37 @@ pub struct ModelConfig {
     /// `eos_token_id`: the tokens that end a text, those of `config.json` and of
     /// `generation_config.json` together, sorted, each once.
     pub eos_token_ids: Vec<u32>,
+}
+
+/// In which order a block normalises, attends, runs its feed-forward network and adds to the
+/// residual stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BlockOrder {
+    /// Norm, attention, add; norm, feed-forward network, add.
+    PreNorm,
+    /// Attention, add, norm; feed-forward network, add, norm.
+    PostNorm,
+    /// One norm, then attention and feed-forward network side by side, then both are added.
+    ParallelOneNorm,
+    /// The same with a norm for each of the two.
+    ParallelTwoNorms,
+}
+
+/// How a model knows the order of its tokens.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum PositionConfig {
+    /// Queries and keys turn with their position.
+    Rotary(RotaryConfig),
+    /// A learned vector for each position is added to the embeddings; the table's first `offset`
+    /// rows belong to none.
+    Learned {
+        /// Rows before that of position 0.
+        offset: usize,
+    },
+    /// Scores are lowered with the distance of the key (Press et al., "Train Short, Test Long").
+    Alibi,
 }
 
 impl ModelConfig {
@@ -115,11 +166,14 @@ impl ModelConfig {
 
     /// Reads the text of a `config.json`. `path_for_errors` is only named in errors.
     ///
-    /// `model_type` is looked at first. Fields that are not part of this struct are ignored,
-    /// except those that would change what the model computes:
+    /// `model_type` is looked at first and says which keys are read: those of OPT for `opt`, of
+    /// Falcon for `falcon`, `RefinedWeb` and `RefinedWebModel`, and those of LLaMA for all others.
+    /// Fields that are not part of this struct are ignored, except those that would change what
+    /// the model computes:
     ///
     /// - `rope_scaling` (with `type` or `rope_type`) and the newer `rope_parameters` (which may
     ///   hold `rope_theta`) must agree where both are there;
+    /// - two names of the same setting, as Falcon's `n_head` and `num_attention_heads`, must agree;
     /// - `partial_rotary_factor` must be 1;
     /// - `quantization_config` must be absent.
     ///
@@ -161,29 +215,14 @@ impl ModelConfig {
         }
         fields.refuse("quantization_config", "nothing (weights as f32, f16 or bf16)")?;
 
-        let d_model = fields.count("hidden_size", MAX_WIDTH)?;
-        let n_heads = fields.count("num_attention_heads", MAX_WIDTH)?;
-        let vocab_size = fields.count("vocab_size", MAX_WIDTH)?;
-        let mut config = Self {
-            model_type: model_type.to_owned(),
-            d_model,
-            d_ff: fields.count("intermediate_size", MAX_WIDTH)?,
-            n_layers: fields.count("num_hidden_layers", MAX_LAYERS)?,
-            n_heads,
-            n_kv_heads: n_kv_heads(&fields, n_heads)?,
-            d_head: d_head(&fields, d_model, n_heads)?,
-            vocab_size,
-            max_context: fields.count("max_position_embeddings", MAX_CONTEXT)?,
-            norm_eps: fields.positive("rms_norm_eps")?,
-            activation: activation(&fields)?,
-            rotary: RotaryConfig::read(&fields)?,
-            attention_bias: fields.flag("attention_bias")?,
-            mlp_bias: fields.flag("mlp_bias")?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-            bos_token_id: fields.token_id("bos_token_id", vocab_size)?,
-            eos_token_ids: Vec::new(),
+        let mut config = match model_type {
+            "opt" => opt::read(&fields)?,
+            "falcon" | "RefinedWeb" | "RefinedWebModel" => falcon::read(model_type, &fields)?,
+            _ => llama::read(model_type, &fields)?,
         };
-        config.add_eos_token_ids(fields.token_ids("eos_token_id", vocab_size)?);
+        config.model_type = model_type.to_owned();
+        config.bos_token_id = fields.token_id("bos_token_id", config.vocab_size)?;
+        config.add_eos_token_ids(fields.token_ids("eos_token_id", config.vocab_size)?);
         Ok(config)
     }
 
@@ -194,44 +233,38 @@ impl ModelConfig {
     }
 }
 
-fn n_kv_heads(fields: &Fields<'_>, n_heads: usize) -> Result<usize> {
-    let name = "num_key_value_heads";
-    match fields.optional_count(name, MAX_WIDTH)? {
-        None => Ok(n_heads),
-        Some(n_kv_heads) if n_heads.is_multiple_of(n_kv_heads) => Ok(n_kv_heads),
-        Some(_) => Err(fields.error(name, format!("a divisor of num_attention_heads, {n_heads}"))),
+/// The width of a head of a model that does not state it.
+fn divided_head(fields: &Fields<'_>, d_model: usize, n_heads: usize) -> Result<usize> {
+    if d_model.is_multiple_of(n_heads) {
+        return Ok(d_model / n_heads);
     }
+    let expected = format!("a divisor of hidden_size, {d_model}, or a head_dim");
+    Err(fields.error("num_attention_heads", expected))
 }
 
-fn d_head(fields: &Fields<'_>, d_model: usize, n_heads: usize) -> Result<usize> {
-    let (name, d_head) = match fields.optional_count("head_dim", MAX_WIDTH)? {
-        Some(d_head) => ("head_dim", d_head),
-        None if d_model.is_multiple_of(n_heads) => ("num_attention_heads", d_model / n_heads),
-        None => {
-            let expected = format!("a divisor of hidden_size, {d_model}, or a head_dim");
-            return Err(fields.error("num_attention_heads", expected));
-        }
-    };
-    if !d_head.is_multiple_of(2) {
-        let expected = format!("heads of an even width for the rotary embedding, not {d_head}");
-        return Err(fields.error(name, expected));
+/// Fails if a rotary embedding cannot turn heads of that width; `name` is the field it is from.
+fn check_turned_head(fields: &Fields<'_>, name: &str, d_head: usize) -> Result<()> {
+    if d_head.is_multiple_of(2) {
+        return Ok(());
     }
-    if n_heads.checked_mul(d_head).is_none_or(|width| width > MAX_WIDTH) {
-        let expected = format!("heads of together at most {MAX_WIDTH} values");
-        return Err(fields.error(name, expected));
-    }
-    Ok(d_head)
+    let expected = format!("heads of an even width for the rotary embedding, not {d_head}");
+    Err(fields.error(name, expected))
 }
 
-fn activation(fields: &Fields<'_>) -> Result<Activation> {
-    let name = fields.text("hidden_act")?;
+fn activation(fields: &Fields<'_>, field: &'static str) -> Result<Activation> {
+    activation_named(fields, field, fields.text(field)?)
+}
+
+fn activation_named(fields: &Fields<'_>, field: &'static str, name: &str) -> Result<Activation> {
     name.parse().map_err(|error| match error {
         OpError::UnknownActivation { found, supported } => {
-            Error::UnknownActivation { path: fields.path().to_owned(), found, supported }
+            Error::UnknownActivation { path: fields.path().to_owned(), field, found, supported }
         }
         other => other.into(),
     })
 }
 
+#[cfg(test)]
+mod family_tests;
 #[cfg(test)]
 mod tests;

@@ -51,7 +51,8 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// A JSON file is longer than any real one, so it is not read.
+    /// A JSON file is longer than any real one, or a PyTorch file than the caller allowed, so it is
+    /// not read.
     #[error("{path}: expected at most {max_bytes} bytes, found {found_bytes}")]
     FileTooLong {
         /// The file.
@@ -99,6 +100,17 @@ pub enum Error {
         #[source]
         source: safetensors::SafeTensorError,
     },
+    /// A PyTorch file is not the archive of tensors that it should be.
+    #[error("{path}: {what}")]
+    PyTorch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: &'static str,
+        /// What the reader found, where it was the reader that failed.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
 
     /// A field of a configuration is missing, has the wrong type, lies outside its range,
     /// contradicts another or asks for something that is not supported.
@@ -124,10 +136,12 @@ pub enum Error {
         supported: String,
     },
     /// The feed-forward network uses an activation function that no operator computes.
-    #[error("{path}: unknown hidden_act {found:?}, supported: {supported}")]
+    #[error("{path}: unknown {field} {found:?}, supported: {supported}")]
     UnknownActivation {
         /// The file.
         path: PathBuf,
+        /// The field that names it, which differs between architectures.
+        field: &'static str,
         /// The name in the file.
         found: String,
         /// The names that are known, separated by commas.
@@ -145,11 +159,17 @@ pub enum Error {
         supported: &'static str,
     },
 
-    /// A folder holds no weights in a form that is read.
-    #[error("{path}: neither model.safetensors nor model.safetensors.index.json is there")]
+    /// A folder holds no weights in a form that is read; PyTorch files are one only where the
+    /// caller asked for them.
+    #[error(
+        "{path}: neither model.safetensors nor model.safetensors.index.json is there\
+         {}", if *.pytorch { "; pytorch_model.bin is, and is read on request only" } else { "" }
+    )]
     NoWeights {
         /// The folder.
         path: PathBuf,
+        /// Whether PyTorch files are there.
+        pytorch: bool,
     },
     /// The shard index names a file that is not there.
     #[error("{path}: shard {shard:?} is not there")]

@@ -1,8 +1,9 @@
 //! Names to matrices: every tensor is checked for shape and type as it is taken, and what nobody
 //! took is not overlooked.
 
+mod files;
 mod header;
-mod safetensors;
+mod pytorch;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ pub use writer::write_safetensors;
 
 use crate::allocation::try_zeroed;
 use crate::error::{Error, Result};
-use safetensors::Safetensors;
+use files::WeightFiles;
 
 /// How much is read at once where rows are converted one by one.
 const READ_BYTES: usize = 1 << 20;
@@ -144,7 +145,20 @@ impl WeightStore {
     /// index: [`Error::ShardName`], [`Error::MissingShard`], [`Error::MissingTensor`],
     /// [`Error::UnlistedTensor`], [`Error::DuplicateTensor`].
     pub fn open(dir: &Path) -> Result<Self> {
-        Ok(Self::from_source(Box::new(Safetensors::open_dir(dir)?)))
+        Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, None)?)))
+    }
+
+    /// As [`open`](Self::open), and where `dir` has no safetensors opens `pytorch_model.bin` or the
+    /// shards of `pytorch_model.bin.index.json`, each of at most `max_bytes` bytes.
+    ///
+    /// The table of tensors in such a file is a pickle. Nothing in it is executed, but its reader
+    /// was not made for hostile ones: open files of a source that you trust.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), [`Error::FileTooLong`], and [`Error::PyTorch`] for a file that is
+    /// no archive of whole, uncompressed, contiguous tensors.
+    pub fn open_with_pytorch(dir: &Path, max_bytes: u64) -> Result<Self> {
+        Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, Some(max_bytes))?)))
     }
 
     /// Takes the tensors from somewhere else. Of two with the same name the first is used.

@@ -10,17 +10,19 @@ mod ffn_shard;
 mod head;
 mod linear;
 mod norm;
+mod position;
 mod rotary;
 mod sparse_ffn;
 
-pub use attention::{Attention, AttentionHeads};
-pub use block::{Block, Pass};
+pub use attention::{Attention, AttentionHeads, Projections};
+pub use block::{Block, BlockNorms, Pass};
 pub use decoder::Decoder;
 pub use embedding::Embedding;
 pub use ffn_shard::FfnShard;
 pub use head::Head;
 pub use linear::Linear;
-pub use norm::RmsNorm;
+pub use norm::{LayerNorm, Norm, RmsNorm};
+pub use position::{LearnedPositions, Position};
 pub use rotary::{Rotary, RotaryTable};
 pub use sparse_ffn::SparseFfn;
 

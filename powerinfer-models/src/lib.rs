@@ -6,7 +6,15 @@
 //!
 //! | `model_type` | what it covers |
 //! |---|---|
-//! | `llama` | grouped queries, rotary embedding (default, linear, llama3), biases, tied and untied heads; `relu` sparsely, `silu` densely |
+//! | `llama` | grouped queries, rotary embedding (default, linear, llama3), biases, tied and untied heads |
+//! | `sparsellama` | ProSparse: the same with `fatrelu`, whose threshold is `hidden_act_param` |
+//! | `mistral` | the same with a sliding window |
+//! | `bamboo`, `turbosparse` | the same with dReLU: the activation on gate and up |
+//! | `opt` | norms before or after, projected embeddings, learned positions, with or without biases and weights of norms |
+//! | `falcon`, `RefinedWeb`, `RefinedWebModel` | attention and feed-forward network side by side or in turn, one norm or two; one, some or all key-value heads; rotary or ALiBi; the keys of every release |
+//!
+//! `relu` and `fatrelu` run sparsely, `silu` and `gelu` (the exact one) densely. Any other setting
+//! that would change what is computed is an error that names it.
 //!
 //! # Modes
 //!
@@ -35,14 +43,16 @@
 //!
 //! # Limits
 //!
-//! Weights come from safetensors. Everything runs on the CPU.
+//! Weights come from safetensors, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
 mod error;
+mod falcon;
 pub mod layers;
 mod llama;
 mod load;
 mod loader;
+mod opt;
 mod registry;
 pub mod synthetic;
 

@@ -1,9 +1,12 @@
-//! LLaMA: pre-norm blocks of grouped-query attention and a gated feed-forward network.
+//! LLaMA and its kin: pre-norm blocks of grouped-query attention and a gated feed-forward network.
+//! Mistral adds a window, ProSparse a threshold, Bamboo and TurboSparse a second ReLU.
 
 use powerinfer_core::ModelConfig;
 
 use crate::error::Result;
-use crate::layers::{Attention, AttentionHeads, Block, Decoder, Embedding, Head, Rotary};
+use crate::layers::{
+    Attention, AttentionHeads, Block, BlockNorms, Decoder, Embedding, Head, Position, Projections,
+};
 use crate::loader::{FfnTensors, Loader};
 
 /// Builds the model from `model.embed_tokens`, `model.layers.N`, `model.norm` and `lm_head`.
@@ -17,8 +20,8 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
     }
     let norm = loader.rms_norm("model.norm", d_model, eps)?;
     let head = Head::load("lm_head.weight", &embedding, config.tie_word_embeddings, loader)?;
-    let rotary = Rotary::new(&config.rotary, config.d_head);
-    Ok(Decoder::new(embedding, rotary, blocks, norm, head))
+    let position = Position::new(&config.position, config.d_head, None);
+    Ok(Decoder::new(embedding, position, blocks, Some(norm.into()), head))
 }
 
 fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> Result<Block> {
@@ -27,13 +30,13 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> Result<
     let heads = AttentionHeads::new(config.n_heads, config.n_kv_heads, config.d_head);
     let (q, kv, bias) = (heads.query_width(), heads.kv_width(), config.attention_bias);
     let attention_norm = loader.rms_norm(&name("input_layernorm"), d_model, eps)?;
-    let attention = Attention {
+    let projections = Projections {
         query: loader.linear(&name("self_attn.q_proj"), q, d_model, bias)?,
         key: loader.linear(&name("self_attn.k_proj"), kv, d_model, bias)?,
         value: loader.linear(&name("self_attn.v_proj"), kv, d_model, bias)?,
         output: loader.linear(&name("self_attn.o_proj"), d_model, q, bias)?,
-        heads,
     };
+    let attention = Attention::new(projections, heads).with_window(config.window);
     let ffn_norm = loader.rms_norm(&name("post_attention_layernorm"), d_model, eps)?;
     let ffn = loader.ffn(
         layer,
@@ -45,12 +48,16 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> Result<
             d_model,
             bias: config.mlp_bias,
             activation: config.activation,
+            up_activation: config.up_activation,
         },
     )?;
-    Ok(Block { attention_norm, attention, ffn_norm, ffn })
+    let norms = BlockNorms::Before { attention: attention_norm.into(), ffn: ffn_norm.into() };
+    Ok(Block { norms, attention, ffn })
 }
 
-/// Rotary tables that old exporters stored beside the weights.
+/// Rotary tables that old exporters stored beside the weights, and the predictors that
+/// TurboSparse's files hold.
 pub(crate) fn is_ignorable(name: &str) -> bool {
-    name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
+    let in_layer = name.starts_with("model.");
+    in_layer && (name.ends_with("rotary_emb.inv_freq") || name.contains(".mlp.predictor."))
 }

@@ -21,6 +21,9 @@ pub struct LoadOptions {
     pub sparsity: Sparsity,
     /// Which neurons are hot; `None` keeps all neurons of a layer together.
     pub placement: Option<Placement>,
+    /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
+    /// reads none. See [`WeightStore::open_with_pytorch`] for whom to trust.
+    pub pytorch_bytes: Option<u64>,
 }
 
 impl LoadOptions {
@@ -38,6 +41,13 @@ impl LoadOptions {
         self
     }
 
+    /// Reads PyTorch files, too, of at most `max_bytes` bytes each.
+    #[must_use]
+    pub fn with_pytorch(mut self, max_bytes: u64) -> Self {
+        self.pytorch_bytes = Some(max_bytes);
+        self
+    }
+
     /// Splits the neurons of each layer into hot and cold.
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
@@ -47,7 +57,8 @@ impl LoadOptions {
 }
 
 /// Loads a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
-/// `model.safetensors` or the shards of `model.safetensors.index.json`.
+/// `model.safetensors` or the shards of `model.safetensors.index.json`; on request
+/// `pytorch_model.bin` or its shards.
 ///
 /// Runs on the current thread pool; see [`ThreadPool`](powerinfer_ops::ThreadPool).
 ///
@@ -64,7 +75,11 @@ impl LoadOptions {
 /// ```
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
     let config = ModelConfig::from_dir(dir, &registry::supported_model_types())?;
-    build(&config, WeightStore::open(dir)?, options)
+    let store = match options.pytorch_bytes {
+        Some(max_bytes) => WeightStore::open_with_pytorch(dir, max_bytes)?,
+        None => WeightStore::open(dir)?,
+    };
+    build(&config, store, options)
 }
 
 /// Builds a model of a known architecture from any source of weights.

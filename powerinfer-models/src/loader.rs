@@ -1,9 +1,9 @@
 //! Takes layers out of a weight store and keeps count of what they hold.
 
 use powerinfer_core::{Layout, Placement, Result, WeightStore};
-use powerinfer_ops::{Activation, FfnWeights, NeuronMatrix, WeightFormat};
+use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
-use crate::layers::{FfnShard, Linear, RmsNorm, SparseFfn};
+use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
 
 /// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
 #[derive(Debug)]
@@ -40,6 +40,8 @@ pub struct FfnTensors<'a> {
     pub bias: bool,
     /// What is applied to the gate products.
     pub activation: Activation,
+    /// What is applied to the up products, if anything.
+    pub up_activation: Option<Activation>,
 }
 
 impl<'a> Loader<'a> {
@@ -95,6 +97,63 @@ impl<'a> Loader<'a> {
         RmsNorm::new(self.vector(&format!("{prefix}.weight"), d_model)?, eps)
     }
 
+    /// Takes the weights of a norm, `{prefix}.weight` and `{prefix}.bias`, `[d_model]`, if it has
+    /// any.
+    ///
+    /// # Errors
+    /// As [`WeightStore::vector`].
+    pub fn layer_norm(
+        &mut self,
+        prefix: &str,
+        d_model: usize,
+        eps: f64,
+        affine: bool,
+    ) -> Result<LayerNorm> {
+        if !affine {
+            return LayerNorm::plain(d_model, eps);
+        }
+        let scale = self.vector(&format!("{prefix}.weight"), d_model)?;
+        LayerNorm::new(scale, self.vector(&format!("{prefix}.bias"), d_model)?, eps)
+    }
+
+    /// Takes a table `[n_rows, d_model]` in the file's own type, whatever matrices are held as:
+    /// its rows are added to the stream, where rounding them would be heard in every layer.
+    ///
+    /// # Errors
+    /// As [`WeightStore::matrix`].
+    pub fn table(&mut self, name: &str, n_rows: usize, d_model: usize) -> Result<NeuronMatrix> {
+        self.take_as(name, [n_rows, d_model], Layout::NeuronMajor, None)
+    }
+
+    /// Takes queries, keys and values that one tensor holds: for each key-value head the rows of
+    /// its query heads, then those of its key and of its value.
+    ///
+    /// # Errors
+    /// As [`WeightStore::matrix`].
+    pub fn fused_qkv(
+        &mut self,
+        prefix: &str,
+        heads: AttentionHeads,
+        d_model: usize,
+        bias: bool,
+    ) -> Result<[Linear; 3]> {
+        let AttentionHeads { n_heads, n_kv_heads, d_head } = heads;
+        let group = n_heads / n_kv_heads.max(1);
+        let rows = heads.query_width() + 2 * heads.kv_width();
+        let fused = self.matrix(&format!("{prefix}.weight"), rows, d_model)?;
+        let fused_bias = self.bias(prefix, rows, bias)?;
+        let part = |first: usize, n: usize| -> Result<Linear> {
+            let of_head = |head: usize| (head * (group + 2) + first) * d_head;
+            let ids = (0..n_kv_heads).flat_map(|head| of_head(head)..of_head(head) + n * d_head);
+            let ids = NeuronIds::from_sorted(ids.map(|id| id as u32).collect())?;
+            let bias = fused_bias.as_ref().map(|bias| {
+                ids.as_slice().iter().map(|&id| bias[id as usize]).collect::<Vec<f32>>()
+            });
+            Linear::new(fused.pick_rows(&ids)?, bias)
+        };
+        Ok([part(0, group)?, part(group, 1)?, part(group + 1, 1)?])
+    }
+
     /// Takes the feed-forward network of a layer and splits it as the placement says.
     ///
     /// # Errors
@@ -111,8 +170,9 @@ impl<'a> Loader<'a> {
             None => None,
         };
         let down_bias = self.bias(tensors.down, d_model, bias)?;
-        let weights =
-            FfnWeights::new(gate, up, down, tensors.activation)?.with_biases(gate_bias, up_bias)?;
+        let weights = FfnWeights::new(gate, up, down, tensors.activation)?
+            .with_biases(gate_bias, up_bias)?
+            .with_up_activation(tensors.up_activation);
         let shards = match self.placement {
             Some(placement) => {
                 let (hot, cold) = (placement.hot(layer).clone(), placement.cold(layer));
@@ -135,7 +195,17 @@ impl<'a> Loader<'a> {
         d_model: usize,
         layout: Layout,
     ) -> Result<NeuronMatrix> {
-        let matrix = self.store.matrix(name, n_neurons, d_model, layout, self.dtype)?;
+        self.take_as(name, [n_neurons, d_model], layout, self.dtype)
+    }
+
+    fn take_as(
+        &mut self,
+        name: &str,
+        [n_neurons, d_model]: [usize; 2],
+        layout: Layout,
+        dtype: Option<WeightFormat>,
+    ) -> Result<NeuronMatrix> {
+        let matrix = self.store.matrix(name, n_neurons, d_model, layout, dtype)?;
         self.loaded.n_parameters += (n_neurons * d_model) as u64;
         self.loaded.weight_bytes += matrix.size_bytes() as u64;
         if !self.loaded.dtypes.contains(&matrix.format()) {

@@ -4,8 +4,8 @@ use powerinfer_core::ModelConfig;
 
 use crate::error::Result;
 use crate::layers::Decoder;
-use crate::llama;
 use crate::loader::Loader;
+use crate::{falcon, llama, opt};
 
 /// One architecture.
 pub(crate) struct Architecture {
@@ -17,8 +17,31 @@ pub(crate) struct Architecture {
     pub(crate) is_ignorable: fn(&str) -> bool,
 }
 
-const ARCHITECTURES: &[Architecture] =
-    &[Architecture { model_type: "llama", build: llama::build, is_ignorable: llama::is_ignorable }];
+impl Architecture {
+    const fn llama(model_type: &'static str) -> Self {
+        Self { model_type, build: llama::build, is_ignorable: llama::is_ignorable }
+    }
+
+    const fn opt(model_type: &'static str) -> Self {
+        Self { model_type, build: opt::build, is_ignorable: opt::is_ignorable }
+    }
+
+    const fn falcon(model_type: &'static str) -> Self {
+        Self { model_type, build: falcon::build, is_ignorable: falcon::is_ignorable }
+    }
+}
+
+const ARCHITECTURES: &[Architecture] = &[
+    Architecture::llama("llama"),
+    Architecture::llama("sparsellama"),
+    Architecture::llama("mistral"),
+    Architecture::llama("bamboo"),
+    Architecture::llama("turbosparse"),
+    Architecture::opt("opt"),
+    Architecture::falcon("falcon"),
+    Architecture::falcon("RefinedWeb"),
+    Architecture::falcon("RefinedWebModel"),
+];
 
 /// The values of `model_type` that [`load`](crate::load) knows.
 #[must_use]

@@ -7,10 +7,11 @@
 //! the chosen probability. What attention and feed-forward networks add to the stream is kept
 //! small, so that the share is the same in every layer.
 
-use std::fmt;
+mod shape;
+
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use powerinfer_core::{
     CausalLm, Error as CoreError, FileDtype, ModelConfig, TensorInfo, TensorSource, WeightStore,
@@ -21,90 +22,13 @@ use powerinfer_ops::{WeightFormat, par_fill};
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, build};
 use crate::registry;
+pub use shape::SyntheticShape;
+use shape::{Role, Sizes};
 
 /// What attention and feed-forward networks add to the stream, relative to an embedding.
 const ADDED: f32 = 0.02;
 /// Values that are generated at once by one thread.
 const PIECE_VALUES: usize = 1 << 16;
-
-/// The shapes there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SyntheticShape {
-    /// 6 layers, 256 wide: the shape of the demo model.
-    Tiny,
-    /// 22 layers, 2048 wide, 1.1 billion parameters.
-    Llama1b,
-    /// 32 layers, 4096 wide, 6.7 billion parameters.
-    Llama7b,
-}
-
-impl SyntheticShape {
-    /// Every shape.
-    pub const ALL: [Self; 3] = [Self::Tiny, Self::Llama1b, Self::Llama7b];
-
-    /// The name on command lines.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tiny => "tiny",
-            Self::Llama1b => "llama-1b",
-            Self::Llama7b => "llama-7b",
-        }
-    }
-
-    /// Layers, width, neurons, heads, key-value heads, vocabulary, context.
-    fn sizes(self) -> [usize; 7] {
-        match self {
-            Self::Tiny => [6, 256, 1024, 8, 4, 4096, 512],
-            Self::Llama1b => [22, 2048, 5632, 32, 4, 32000, 4096],
-            Self::Llama7b => [32, 4096, 11008, 32, 32, 32000, 4096],
-        }
-    }
-
-    fn config_json(self) -> String {
-        let [n_layers, d_model, d_ff, n_heads, n_kv_heads, vocab_size, max_context] = self.sizes();
-        format!(
-            r#"{{
-  "architectures": ["LlamaForCausalLM"],
-  "model_type": "llama",
-  "hidden_act": "relu",
-  "hidden_size": {d_model},
-  "intermediate_size": {d_ff},
-  "num_hidden_layers": {n_layers},
-  "num_attention_heads": {n_heads},
-  "num_key_value_heads": {n_kv_heads},
-  "vocab_size": {vocab_size},
-  "max_position_embeddings": {max_context},
-  "rms_norm_eps": 1e-05,
-  "rope_theta": 10000.0,
-  "tie_word_embeddings": false,
-  "bos_token_id": 1,
-  "eos_token_id": 2
-}}
-"#
-        )
-    }
-}
-
-impl fmt::Display for SyntheticShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for SyntheticShape {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|shape| shape.name() == name).ok_or_else(|| {
-            Error::UnknownSynthetic {
-                found: name.to_owned(),
-                supported: Self::ALL.map(Self::name).join(", "),
-            }
-        })
-    }
-}
 
 /// A model with random weights.
 ///
@@ -122,6 +46,7 @@ pub struct Synthetic {
     density: f64,
     seed: u64,
     format: WeightFormat,
+    roles: BTreeMap<String, Role>,
 }
 
 impl Synthetic {
@@ -134,7 +59,8 @@ impl Synthetic {
         if !(0.001..=0.999).contains(&density) {
             return Err(Error::Density { found: density });
         }
-        Ok(Self { shape, density, seed, format: WeightFormat::F16 })
+        let roles = shape.tensors().into_iter().collect();
+        Ok(Self { shape, density, seed, format: WeightFormat::F16, roles })
     }
 
     /// Makes the model, in the format of the options or else in f16. Quantised weights are made
@@ -174,59 +100,45 @@ impl Synthetic {
 
     /// How the values of a tensor are made; `None` if there is no such tensor.
     fn recipe(&self, name: &str) -> Option<Recipe> {
-        let [n_layers, d_model, d_ff, n_heads, n_kv_heads, vocab_size, _] = self.shape.sizes();
-        let kv_width = d_model / n_heads * n_kv_heads;
+        let Sizes { d_model, vocab_size, .. } = self.shape.sizes();
         let plain = 1.0 / (d_model as f32).sqrt();
-        let reading = |rows, scale| Recipe {
-            shape: vec![rows, d_model],
+        let reading = |n_rows, scale| Recipe {
+            shape: vec![n_rows, d_model],
             scale,
             first_column: Some(0.0),
             first_row_zero: false,
         };
-        // what writes to the stream leaves the constant alone
-        let writing = |columns: usize, terms: f64| Recipe {
-            shape: vec![d_model, columns],
-            scale: ADDED / (terms as f32).sqrt(),
-            first_column: None,
-            first_row_zero: true,
-        };
-        let ones = || Recipe {
-            shape: vec![d_model],
+        let same = |len, value| Recipe {
+            shape: vec![len],
             scale: 0.0,
-            first_column: Some(1.0),
+            first_column: Some(value),
             first_row_zero: false,
         };
-        match name {
-            "model.embed_tokens.weight" => {
+        Some(match *self.roles.get(name)? {
+            Role::Embedding => {
                 let constant = (d_model as f32).sqrt();
-                Some(Recipe { first_column: Some(constant), ..reading(vocab_size, 1.0) })
+                Recipe { first_column: Some(constant), ..reading(vocab_size, 1.0) }
             }
-            "lm_head.weight" => Some(reading(vocab_size, plain)),
-            "model.norm.weight" => Some(ones()),
-            _ => {
-                let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-                layer.parse().ok().filter(|layer: &usize| *layer < n_layers)?;
-                match part {
-                    "input_layernorm.weight" | "post_attention_layernorm.weight" => Some(ones()),
-                    "self_attn.q_proj.weight" => Some(reading(d_model, plain)),
-                    "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
-                        Some(reading(kv_width, plain))
-                    }
-                    "self_attn.o_proj.weight" => Some(writing(d_model, d_model as f64)),
-                    "mlp.gate_proj.weight" => {
-                        let threshold = normal_quantile(1.0 - self.density) as f32;
-                        // the constant is as long as the rest of the stream together
-                        Some(Recipe {
-                            first_column: Some(-threshold * plain),
-                            ..reading(d_ff, plain)
-                        })
-                    }
-                    "mlp.up_proj.weight" => Some(reading(d_ff, plain)),
-                    "mlp.down_proj.weight" => Some(writing(d_ff, d_ff as f64 * self.density)),
-                    _ => None,
+            Role::Positions { n_rows } => reading(n_rows, ADDED),
+            Role::Reads { n_rows } => reading(n_rows, plain),
+            Role::Fires { n_rows } => {
+                let threshold = normal_quantile(1.0 - self.density) as f32;
+                // the constant is as long as the rest of the stream together
+                Recipe { first_column: Some(-threshold * plain), ..reading(n_rows, plain) }
+            }
+            // what writes to the stream leaves the constant alone
+            Role::Writes { n_columns, sparse } => {
+                let share = if sparse { self.density } else { 1.0 };
+                Recipe {
+                    shape: vec![d_model, n_columns],
+                    scale: ADDED / ((n_columns as f64 * share) as f32).sqrt(),
+                    first_column: None,
+                    first_row_zero: true,
                 }
             }
-        }
+            Role::Ones => same(d_model, 1.0),
+            Role::Zeros { len } => same(len, 0.0),
+        })
     }
 }
 
@@ -255,30 +167,11 @@ impl Recipe {
 
 impl TensorSource for Synthetic {
     fn tensors(&self) -> Vec<TensorInfo> {
-        const PARTS: [&str; 9] = [
-            "input_layernorm",
-            "self_attn.q_proj",
-            "self_attn.k_proj",
-            "self_attn.v_proj",
-            "self_attn.o_proj",
-            "post_attention_layernorm",
-            "mlp.gate_proj",
-            "mlp.up_proj",
-            "mlp.down_proj",
-        ];
-        let blocks = (0..self.shape.sizes()[0]).flat_map(|layer| {
-            PARTS.into_iter().map(move |part| format!("model.layers.{layer}.{part}.weight"))
-        });
-        let names = ["model.embed_tokens.weight".to_owned()]
-            .into_iter()
-            .chain(blocks)
-            .chain(["model.norm.weight".to_owned(), "lm_head.weight".to_owned()]);
-        names
-            .filter_map(|name| {
-                let shape = self.recipe(&name)?.shape;
-                Some(TensorInfo { name, dtype: FileDtype::Weights(self.format), shape })
-            })
-            .collect()
+        let info = |name: &String| {
+            let shape = self.recipe(name)?.shape;
+            Some(TensorInfo { name: name.clone(), dtype: FileDtype::Weights(self.format), shape })
+        };
+        self.roles.keys().filter_map(info).collect()
     }
 
     fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> powerinfer_core::Result<()> {
@@ -392,6 +285,7 @@ mod tests {
             assert!(matches!(made, Err(Error::Density { .. })));
         }
         assert!(matches!("opt-1t".parse::<SyntheticShape>(), Err(Error::UnknownSynthetic { .. })));
+        assert_eq!("opt-1.3b".parse::<SyntheticShape>().unwrap(), SyntheticShape::Opt1b);
         assert_eq!("llama-1b".parse::<SyntheticShape>().unwrap(), SyntheticShape::Llama1b);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A [`Fixture`] is a model folder in Hugging Face layout with its [`Golden`] results. The micro
 //! models, one for each variant of a configuration, lie in `testing/fixtures/micro/`; the demo
-//! model lies in `assets/` and its results in `testing/fixtures/trained/`. How they were made is
-//! said in `testing/fixtures/README.md`.
+//! model lies in `assets/`, the other trained ones in `testing/fixtures/models/`, and the results of
+//! both in `testing/fixtures/trained/`. How they were made is said in `testing/fixtures/README.md`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,9 @@ use crate::golden::Golden;
 
 /// Name of the small trained model in `assets/`.
 pub const DEMO_MODEL: &str = "llama-relu-tiny";
+
+/// Names of the small trained models in `testing/fixtures/models/`.
+pub const OTHER_TRAINED_MODELS: [&str; 2] = ["opt-tiny", "falcon-relu-tiny"];
 
 /// The texts in `assets/text/` that no model was trained on.
 pub const HELD_OUT_TEXTS: [&str; 4] =
@@ -40,7 +43,7 @@ impl Fixture {
         Self { name: name.to_owned(), model_dir: dir.clone(), golden_dir: dir }
     }
 
-    /// The demo model in `assets/`, the only trained one and the only one with a tokenizer.
+    /// The demo model in `assets/`, trained and with a tokenizer.
     #[must_use]
     pub fn demo() -> Self {
         Self {
@@ -48,6 +51,17 @@ impl Fixture {
             model_dir: assets_dir().join(DEMO_MODEL),
             golden_dir: fixtures_dir().join("trained").join(DEMO_MODEL),
         }
+    }
+
+    /// The trained models, each with a tokenizer, the demo model first.
+    #[must_use]
+    pub fn trained() -> Vec<Self> {
+        let other = |name: &str| Self {
+            name: name.to_owned(),
+            model_dir: fixtures_dir().join("models").join(name),
+            golden_dir: fixtures_dir().join("trained").join(name),
+        };
+        [Self::demo()].into_iter().chain(OTHER_TRAINED_MODELS.map(other)).collect()
     }
 
     /// Every micro model whose name begins with `prefix`, sorted by name.
@@ -67,14 +81,14 @@ impl Fixture {
         names.iter().map(|name| Self::micro(name)).collect()
     }
 
-    /// Every micro model and the demo model, as far as their names begin with `prefix`.
+    /// Every micro model and every trained one, as far as their names begin with `prefix`.
     ///
     /// # Panics
     /// If there is no such micro model.
     #[must_use]
     pub fn all(prefix: &str) -> Vec<Self> {
         let mut all = Self::micros(prefix);
-        all.extend(Some(Self::demo()).filter(|demo| demo.name.starts_with(prefix)));
+        all.extend(Self::trained().into_iter().filter(|model| model.name.starts_with(prefix)));
         all
     }
 
@@ -186,10 +200,12 @@ mod tests {
     #[test]
     fn every_variant_is_found_by_its_prefix() {
         let count = |prefix| Fixture::micros(prefix).len();
-        assert_eq!((count("llama-"), count("opt-"), count("falcon-")), (5, 3, 5));
+        assert_eq!((count("llama-"), count("opt-"), count("falcon-")), (5, 4, 5));
+        assert_eq!((count("mistral-"), count("RefinedWeb")), (2, 2));
         assert_eq!(Fixture::all("llama-").last(), Some(&Fixture::demo()));
-        for fixture in Fixture::micros("") {
+        for fixture in Fixture::all("") {
             assert!(fixture.name.starts_with(&fixture.model_type()), "{}", fixture.name);
+            assert!(fixture.golden_dir.is_dir(), "{}", fixture.name);
         }
     }
 
@@ -212,8 +228,13 @@ mod tests {
     #[test]
     fn every_held_out_text_has_a_reference_perplexity() {
         for text in HELD_OUT_TEXTS {
-            let reference = reference_perplexity(DEMO_MODEL, text);
-            assert!(reference.perplexity > 1.0 && reference.tokens.is_multiple_of(512), "{text}");
+            for model in Fixture::trained() {
+                let reference = reference_perplexity(&model.name, text);
+                assert!(
+                    reference.perplexity > 1.0 && reference.tokens.is_multiple_of(512),
+                    "{text}"
+                );
+            }
             assert!(text_path(text).is_file(), "{text}");
         }
     }

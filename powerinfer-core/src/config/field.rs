@@ -30,6 +30,11 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
+    /// Whether the field is there, be it `null`.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
     /// Whether `name` is there and nothing else is.
     pub(super) fn has_only(&self, name: &str) -> bool {
         self.get(name).is_some() && self.map.len() == 1
@@ -83,10 +88,70 @@ impl<'a> Fields<'a> {
 
     /// True or false; false if absent.
     pub(super) fn flag(&self, name: &str) -> Result<bool> {
+        self.flag_or(name, false)
+    }
+
+    /// True or false; `default` if absent.
+    pub(super) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
+        Ok(self.optional_flag(name)?.unwrap_or(default))
+    }
+
+    pub(super) fn optional_flag(&self, name: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(name) else {
-            return Ok(false);
+            return Ok(None);
         };
-        value.as_bool().ok_or_else(|| self.error(name, "true or false"))
+        value.as_bool().map(Some).ok_or_else(|| self.error(name, "true or false"))
+    }
+
+    /// Fails if a flag is there and not `expected`.
+    pub(super) fn only(&self, name: &str, expected: bool, why: &str) -> Result<()> {
+        match self.optional_flag(name)? {
+            Some(found) if found != expected => {
+                Err(self.error(name, format!("{expected} ({why})")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A whole number under any of its names; two that differ are an error. Gives the name, too.
+    pub(super) fn optional_count_of<'n>(
+        &self,
+        names: &[&'n str],
+        max: usize,
+    ) -> Result<Option<(&'n str, usize)>> {
+        let mut found: Option<(&str, usize)> = None;
+        for &name in names {
+            match (self.optional_count(name, max)?, found) {
+                (Some(count), None) => found = Some((name, count)),
+                (Some(count), Some((first, other))) if count != other => {
+                    return Err(self.error(name, format!("the same as {first}, {other}")));
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// A whole number that has to be there, under any of its names.
+    pub(super) fn count_of(&self, names: &[&str], max: usize) -> Result<usize> {
+        let found = self.optional_count_of(names, max)?;
+        found.map(|(_, count)| count).ok_or_else(|| self.error(names[0], whole_number(max)))
+    }
+
+    /// Any finite number.
+    pub(super) fn optional_number(&self, name: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|number| number.is_finite());
+        number.map(Some).ok_or_else(|| self.error(name, "a finite number"))
+    }
+
+    /// A finite number from 0.
+    pub(super) fn not_negative(&self, name: &str) -> Result<f64> {
+        let value = self.get(name).and_then(Value::as_f64);
+        let number = value.filter(|number| number.is_finite() && *number >= 0.0);
+        number.ok_or_else(|| self.error(name, "a finite number from 0"))
     }
 
     pub(super) fn text(&self, name: &str) -> Result<&'a str> {

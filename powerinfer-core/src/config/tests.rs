@@ -27,7 +27,14 @@ fn faulty(changes: Value) -> String {
 }
 
 fn rotary(changes: Value) -> RotaryConfig {
-    with(changes).unwrap().rotary
+    rotary_of(&with(changes).unwrap())
+}
+
+fn rotary_of(config: &ModelConfig) -> RotaryConfig {
+    match &config.position {
+        PositionConfig::Rotary(rotary) => rotary.clone(),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -42,10 +49,10 @@ fn every_llama_fixture_is_read() {
         ModelConfig::from_dir(&Fixture::micro("llama-headdim-mqa-bf16").model_dir, &["llama"]);
     let config = config.unwrap();
     assert_eq!((config.d_model, config.n_heads, config.d_head), (40, 4, 16));
-    assert_eq!((config.n_kv_heads, config.rotary.theta), (1, 20_000.0));
+    assert_eq!((config.n_kv_heads, rotary_of(&config).theta), (1, 20_000.0));
     let config = ModelConfig::from_dir(&Fixture::micro("llama-rope-llama3").model_dir, &["llama"]);
     assert_eq!(
-        config.unwrap().rotary.scaling,
+        rotary_of(&config.unwrap()).scaling,
         RopeScaling::Llama3 {
             factor: 4.0,
             low_freq_factor: 1.0,
@@ -56,7 +63,7 @@ fn every_llama_fixture_is_read() {
     let config =
         ModelConfig::from_dir(&Fixture::micro("llama-rope-linear-bias").model_dir, &["llama"]);
     let config = config.unwrap();
-    assert_eq!(config.rotary.scaling, RopeScaling::Linear { factor: 2.5 });
+    assert_eq!(rotary_of(&config).scaling, RopeScaling::Linear { factor: 2.5 });
     assert!(config.attention_bias && config.mlp_bias && !config.tie_word_embeddings);
 }
 
@@ -68,7 +75,8 @@ fn what_is_absent_has_its_documented_meaning() {
     .unwrap();
     assert_eq!((config.n_kv_heads, config.d_head), (6, 8));
     assert_eq!((config.bos_token_id, config.eos_token_ids.len()), (None, 0));
-    assert_eq!(config.rotary, RotaryConfig { theta: 10_000.0, scaling: RopeScaling::None });
+    let plain = RotaryConfig { theta: 10_000.0, scaling: RopeScaling::None };
+    assert_eq!(rotary_of(&config), plain);
     assert!(!config.attention_bias && !config.mlp_bias && !config.tie_word_embeddings);
     assert_eq!(
         config.kv_shape(),
@@ -129,7 +137,7 @@ fn heads_fit_together() {
 #[test]
 fn only_known_activations_are_taken() {
     assert_eq!(with(json!({ "hidden_act": "silu" })).unwrap().activation, Activation::Silu);
-    for name in ["gelu", "swiglu", "Relu", ""] {
+    for name in ["gelu_new", "swiglu", "Relu", ""] {
         let error = with(json!({ "hidden_act": name })).unwrap_err();
         assert!(matches!(&error, Error::UnknownActivation { found, supported, .. }
             if found == name && supported.contains("relu") && supported.contains("silu")));

@@ -234,6 +234,9 @@ fn what_nobody_took_is_listed_or_an_error() {
 #[test]
 fn every_fixture_opens_and_gives_the_numbers_that_the_format_s_own_reader_gives() {
     for fixture in Fixture::micros("") {
+        if fixture.name.contains("-bin") {
+            continue; // no safetensors
+        }
         let mut store = WeightStore::open(&fixture.model_dir).unwrap();
         let mut seen = 0;
         for entry in std::fs::read_dir(&fixture.model_dir).unwrap() {

@@ -97,7 +97,7 @@ fn broken_configs_have_their_errors() {
 
     let cases: [(&str, &str, Check); 9] = [
         ("model_type", "\"mistral\"", pattern!(Error::UnknownModelType { .. })),
-        ("hidden_act", "\"gelu\"", pattern!(Error::UnknownActivation { .. })),
+        ("hidden_act", "\"gelu_new\"", pattern!(Error::UnknownActivation { .. })),
         ("rope_scaling", "{\"type\": \"yarn\"}", pattern!(Error::UnknownRopeType { .. })),
         ("rms_norm_eps", "NaN", pattern!(Error::Json { .. })),
         ("rms_norm_eps", "Infinity", pattern!(Error::Json { .. })),

@@ -173,7 +173,7 @@ fn shards_that_do_not_fit_the_index_have_their_errors() {
 fn a_folder_without_weights_says_what_it_looked_for() {
     let folder = Folder::new();
     let error = WeightStore::open(folder.path()).unwrap_err();
-    assert!(matches!(&error, Error::NoWeights { path } if path == folder.path()));
+    assert!(matches!(&error, Error::NoWeights { path, pytorch: false } if path == folder.path()));
     assert!(error.to_string().contains(INDEX));
     assert!(matches!(
         WeightStore::open(&folder.path().join("missing")),

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use powerinfer_core::{KvCache, Result};
-use powerinfer_ops::attention::{AttentionShape, causal_attention};
+use powerinfer_ops::attention::{AttentionShape, alibi_slopes, causal_attention};
 
 use crate::layers::{Linear, RotaryTable};
 
@@ -40,6 +40,7 @@ impl AttentionHeads {
 
 /// Causal self-attention.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Attention {
     /// `[n_heads · d_head, d_model]`
     pub query: Linear,
@@ -51,9 +52,47 @@ pub struct Attention {
     pub output: Linear,
     /// How the widths divide into heads.
     pub heads: AttentionHeads,
+    /// How many positions a token sees, its own included; `None` for all before it.
+    pub window: Option<usize>,
+    /// `[n_heads]` slopes of ALiBi.
+    pub alibi_slopes: Option<Vec<f32>>,
+}
+
+/// The four projections of an attention layer.
+#[derive(Debug, Clone)]
+pub struct Projections {
+    /// `[n_heads · d_head, d_model]`
+    pub query: Linear,
+    /// `[n_kv_heads · d_head, d_model]`
+    pub key: Linear,
+    /// `[n_kv_heads · d_head, d_model]`
+    pub value: Linear,
+    /// `[d_model, n_heads · d_head]`
+    pub output: Linear,
 }
 
 impl Attention {
+    /// Attention to all positions before a token, without ALiBi.
+    #[must_use]
+    pub fn new(projections: Projections, heads: AttentionHeads) -> Self {
+        let Projections { query, key, value, output } = projections;
+        Self { query, key, value, output, heads, window: None, alibi_slopes: None }
+    }
+
+    /// Limits how many positions a token sees, its own included.
+    #[must_use]
+    pub fn with_window(mut self, window: Option<usize>) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Lowers scores with the distance of the key, if `alibi`.
+    #[must_use]
+    pub fn with_alibi(mut self, alibi: bool) -> Self {
+        self.alibi_slopes = alibi.then(|| alibi_slopes(self.heads.n_heads));
+        self
+    }
+
     /// Attends from each token of `x` `[n_tokens, d_model]`, which follow those in the cache, to
     /// itself and all before it. The cache has room reserved for them.
     ///
@@ -62,12 +101,16 @@ impl Attention {
     pub fn forward(
         &self,
         x: &Tensor,
-        rotary: &RotaryTable,
+        rotary: Option<&RotaryTable>,
         layer: usize,
         cache: &mut KvCache,
     ) -> Result<Tensor> {
-        let queries = rotary.apply(&self.query.forward(x)?)?;
-        let keys = rotary.apply(&self.key.forward(x)?)?;
+        let turned = |x: Tensor| match rotary {
+            Some(rotary) => rotary.apply(&x),
+            None => Ok(x),
+        };
+        let queries = turned(self.query.forward(x)?)?;
+        let keys = turned(self.key.forward(x)?)?;
         let values = self.value.forward(x)?;
         powerinfer_ops::with_f32(&keys, |keys| {
             powerinfer_ops::with_f32(&values, |values| cache.write(layer, keys, values))
@@ -79,6 +122,8 @@ impl Attention {
             d_head,
             scale: 1.0 / (d_head as f32).sqrt(),
             first_position: cache.len(),
+            window: self.window,
+            alibi_slopes: self.alibi_slopes.as_deref(),
         };
         let attended = causal_attention(&queries, &cache.layer(layer), shape)?;
         self.output.forward(&attended)

@@ -5,19 +5,58 @@ use powerinfer_core::{KvCache, Result, Sparsity, Step};
 use powerinfer_ops::residual_add;
 use powerinfer_predictor::FfnInputs;
 
-use crate::layers::{Attention, RmsNorm, RotaryTable, SparseFfn};
+use crate::layers::{Attention, Norm, RotaryTable, SparseFfn};
 
-/// Norm, attention, residual; norm, feed-forward network, residual.
+/// Attention and a feed-forward network on the residual stream.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// Before the attention.
-    pub attention_norm: RmsNorm,
+    /// Where norms stand, and with them the order of the two.
+    pub norms: BlockNorms,
     /// The attention.
     pub attention: Attention,
-    /// Before the feed-forward network.
-    pub ffn_norm: RmsNorm,
     /// The feed-forward network.
     pub ffn: SparseFfn,
+}
+
+/// Where the norms of a block stand.
+#[derive(Debug, Clone)]
+pub enum BlockNorms {
+    /// Norm, attention, add; norm, feed-forward network, add.
+    Before {
+        /// Before the attention.
+        attention: Norm,
+        /// Before the feed-forward network.
+        ffn: Norm,
+    },
+    /// Attention, add, norm; feed-forward network, add, norm.
+    After {
+        /// After the attention.
+        attention: Norm,
+        /// After the feed-forward network.
+        ffn: Norm,
+    },
+    /// Attention and feed-forward network side by side, both reading the block's input.
+    Parallel {
+        /// Before the attention.
+        attention: Norm,
+        /// Before the feed-forward network; `None` if it reads what the attention reads.
+        ffn: Option<Norm>,
+    },
+}
+
+impl BlockNorms {
+    /// Bytes that a pass reads.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        match self {
+            Self::Before { attention, ffn } | Self::After { attention, ffn } => {
+                attention.size_bytes() + ffn.size_bytes()
+            }
+            Self::Parallel { attention, ffn } => {
+                attention.size_bytes() + ffn.as_ref().map_or(0, Norm::size_bytes)
+            }
+        }
+    }
 }
 
 /// What a block needs to know of the pass it is part of.
@@ -27,8 +66,8 @@ pub struct Pass<'a> {
     pub layer: usize,
     /// How feed-forward networks are computed.
     pub sparsity: Sparsity,
-    /// Cosines and sines of the positions of the pass.
-    pub rotary: &'a RotaryTable,
+    /// Cosines and sines of the positions of the pass, where positions turn queries and keys.
+    pub rotary: Option<&'a RotaryTable>,
 }
 
 impl Block {
@@ -43,18 +82,39 @@ impl Block {
         cache: &mut KvCache,
         step: &mut Step,
     ) -> Result<Tensor> {
-        let normed = self.attention_norm.forward(x)?;
-        let attended = self.attention.forward(&normed, pass.rotary, pass.layer, cache)?;
-        let x = residual_add(x, &attended)?;
-        let normed = self.ffn_norm.forward(&x)?;
-        let inputs = FfnInputs { residual: &x, normed: &normed };
-        let y = self.ffn.forward(&inputs, pass.sparsity, pass.layer, step)?;
-        Ok(residual_add(&x, &y)?)
+        let attend = |x: &Tensor, cache: &mut KvCache| {
+            self.attention.forward(x, pass.rotary, pass.layer, cache)
+        };
+        let mut ffn = |residual: &Tensor, normed: &Tensor| {
+            let inputs = FfnInputs { residual, normed };
+            self.ffn.forward(&inputs, pass.sparsity, pass.layer, step)
+        };
+        match &self.norms {
+            BlockNorms::Before { attention, ffn: ffn_norm } => {
+                let x = residual_add(x, &attend(&attention.forward(x)?, cache)?)?;
+                let y = ffn(&x, &ffn_norm.forward(&x)?)?;
+                Ok(residual_add(&x, &y)?)
+            }
+            BlockNorms::After { attention, ffn: ffn_norm } => {
+                let x = attention.forward(&residual_add(x, &attend(x, cache)?)?)?;
+                let y = ffn(&x, &x)?;
+                ffn_norm.forward(&residual_add(&x, &y)?)
+            }
+            BlockNorms::Parallel { attention, ffn: ffn_norm } => {
+                let normed = attention.forward(x)?;
+                let attended = residual_add(x, &attend(&normed, cache)?)?;
+                let y = match ffn_norm {
+                    Some(ffn_norm) => ffn(x, &ffn_norm.forward(x)?)?,
+                    None => ffn(x, &normed)?,
+                };
+                Ok(residual_add(&attended, &y)?)
+            }
+        }
     }
 
     /// Bytes that a pass reads whatever fires: all but the feed-forward network.
     #[must_use]
     pub fn dense_bytes(&self) -> usize {
-        self.attention.size_bytes() + self.attention_norm.size_bytes() + self.ffn_norm.size_bytes()
+        self.attention.size_bytes() + self.norms.size_bytes()
     }
 }

@@ -3,7 +3,7 @@
 use powerinfer_core::{CausalLm, Error, KvCache, ModelConfig, ModelInfo, Result, Sparsity, Step};
 
 use crate::layers::block::Pass;
-use crate::layers::{Block, Embedding, Head, RmsNorm, Rotary};
+use crate::layers::{Block, Embedding, Head, Norm, Position};
 use crate::loader::Loaded;
 
 /// A decoder-only transformer.
@@ -11,9 +11,9 @@ use crate::loader::Loaded;
 pub struct Decoder {
     info: ModelInfo,
     embedding: Embedding,
-    rotary: Rotary,
+    position: Position,
     blocks: Vec<Block>,
-    norm: RmsNorm,
+    norm: Option<Norm>,
     head: Head,
 }
 
@@ -22,12 +22,12 @@ impl Decoder {
     #[must_use]
     pub fn new(
         embedding: Embedding,
-        rotary: Rotary,
+        position: Position,
         blocks: Vec<Block>,
-        norm: RmsNorm,
+        norm: Option<Norm>,
         head: Head,
     ) -> Self {
-        Self { info: ModelInfo::default(), embedding, rotary, blocks, norm, head }
+        Self { info: ModelInfo::default(), embedding, position, blocks, norm, head }
     }
 
     /// Says what the model is; [`ModelInfo::kv`] and [`ModelInfo::sparsity`] take effect.
@@ -84,23 +84,30 @@ impl CausalLm for Decoder {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        let mut x = self.embedding.forward(tokens)?;
+        let x = self.embedding.forward(tokens)?;
         cache.reserve(tokens.len())?;
+        let mut x = self.position.add(x, cache.len())?;
         let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
-        let rotary = &self.rotary.table(cache.len(), tokens.len())?;
+        let rotary = self.position.rotary(cache.len(), tokens.len())?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            let pass = Pass { layer, sparsity, rotary };
+            let pass = Pass { layer, sparsity, rotary: rotary.as_ref() };
             x = block.forward(&x, pass, cache, step)?;
             step.stats.weight_bytes += block.dense_bytes() as u64;
         }
         let n_rows = step.wanted.n_rows(tokens.len());
         step.logits.clear();
         if n_rows > 0 {
-            let last = self.norm.forward(&x.narrow(0, tokens.len() - n_rows, n_rows)?)?;
+            let mut last = x.narrow(0, tokens.len() - n_rows, n_rows)?;
+            if let Some(norm) = &self.norm {
+                last = norm.forward(&last)?;
+                step.stats.weight_bytes += norm.size_bytes() as u64;
+            }
             self.head.forward(&last, &mut step.logits)?;
-            step.stats.weight_bytes += (self.head.size_bytes() + self.norm.size_bytes()) as u64;
+            step.stats.weight_bytes += self.head.size_bytes() as u64;
         }
-        step.stats.weight_bytes += (tokens.len() * self.embedding.table().row_bytes()) as u64;
+        let position_bytes = tokens.len() * self.position.token_bytes();
+        let embedding_bytes = self.embedding.pass_bytes(tokens.len());
+        step.stats.weight_bytes += (embedding_bytes + position_bytes) as u64;
         step.stats.n_tokens += tokens.len() as u64;
         cache.commit();
         Ok(())

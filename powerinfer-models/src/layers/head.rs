@@ -4,20 +4,29 @@ use candle_core::Tensor;
 use powerinfer_core::Result;
 use powerinfer_ops::{NeuronMatrix, linear_into};
 
-use crate::layers::Embedding;
+use crate::layers::{Embedding, Linear};
 use crate::loader::Loader;
 
-/// Logits of every token of the vocabulary.
+/// Logits of every token of the vocabulary, from hidden states that are projected to the width of
+/// the embeddings where these are narrower.
 #[derive(Debug, Clone)]
 pub struct Head {
     weights: NeuronMatrix,
+    projection: Option<Linear>,
 }
 
 impl Head {
-    /// A head with `weights` `[vocab_size, d_model]`.
+    /// A head with `weights` `[vocab_size, d_embedding]`.
     #[must_use]
     pub fn new(weights: NeuronMatrix) -> Self {
-        Self { weights }
+        Self { weights, projection: None }
+    }
+
+    /// Projects hidden states by `projection` `[d_embedding, d_model]` first.
+    #[must_use]
+    pub fn with_projection(mut self, projection: Option<Linear>) -> Self {
+        self.projection = projection;
+        self
     }
 
     /// Takes the head named `name`, or the embeddings where the configuration ties the two. A
@@ -56,7 +65,10 @@ impl Head {
     /// # Errors
     /// [`OpError`](powerinfer_ops::OpError) naming what is wrong with `x`.
     pub fn forward(&self, x: &Tensor, logits: &mut Vec<f32>) -> Result<()> {
-        Ok(linear_into(&self.weights, x, logits)?)
+        match &self.projection {
+            Some(projection) => Ok(linear_into(&self.weights, &projection.forward(x)?, logits)?),
+            None => Ok(linear_into(&self.weights, x, logits)?),
+        }
     }
 
     /// Tokens of the vocabulary.
@@ -68,7 +80,7 @@ impl Head {
     /// Bytes that a pass reads.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        self.weights.size_bytes()
+        self.weights.size_bytes() + self.projection.as_ref().map_or(0, Linear::size_bytes)
     }
 }
 

@@ -3,13 +3,22 @@
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
-use powerinfer_core::{CausalLm, KvCache, Sparsity, Step, StepStats, WantedLogits};
-use powerinfer_models::{LoadOptions, load};
+use powerinfer_core::{CausalLm, KvCache, ModelConfig, Sparsity, Step, StepStats, WantedLogits};
+use powerinfer_models::{LoadOptions, load, supported_model_types};
 use powerinfer_ops::{ThreadPool, WeightFormat};
 use testing::{Fixture, Seeded};
 
-/// Both modes; what holds in one has to hold in the other.
-pub(crate) const MODES: [Sparsity; 2] = [Sparsity::Dense, Sparsity::Exact];
+/// No fixture is longer.
+pub(crate) const MAX_BYTES: u64 = 1 << 20;
+
+/// The modes that the fixture's model runs in; what holds in one has to hold in the other.
+pub(crate) fn modes(fixture: &Fixture) -> &'static [Sparsity] {
+    let config = ModelConfig::from_dir(&fixture.model_dir, &supported_model_types());
+    match config.expect("a fixture's configuration").activation.is_sparse() {
+        true => &[Sparsity::Dense, Sparsity::Exact],
+        false => &[Sparsity::Dense],
+    }
+}
 
 /// What came out of some tokens.
 #[derive(Debug, Default)]
@@ -39,7 +48,8 @@ pub(crate) fn load_fixture_as(
     sparsity: Sparsity,
     dtype: Option<WeightFormat>,
 ) -> Box<dyn CausalLm> {
-    let options = LoadOptions::default().with_sparsity(sparsity).with_dtype(dtype);
+    let options =
+        LoadOptions::default().with_sparsity(sparsity).with_dtype(dtype).with_pytorch(MAX_BYTES);
     load(&fixture.model_dir, &options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
 }
 

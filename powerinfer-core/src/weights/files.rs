@@ -1,4 +1,4 @@
-//! Tensors out of one safetensors file, or out of the shards that an index lists.
+//! Tensors out of one weight file, or out of the shards that an index lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,17 +7,30 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use super::header::{self, Located, MAX_HEADER_BYTES};
-use super::{TensorInfo, TensorSource};
+use super::{TensorInfo, TensorSource, pytorch};
 use crate::error::{Error, Result};
 use crate::json::{self, UniqueMap};
 use crate::regular_file::RegularFile;
 
-const FILE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// A kind of weight files: what they are called and how one says where its tensors lie.
+struct Kind {
+    file: &'static str,
+    index: &'static str,
+    locate: fn(&RegularFile) -> Result<Vec<Located>>,
+}
 
-/// One or more open weight files whose headers have been checked.
+const SAFETENSORS: Kind =
+    Kind { file: "model.safetensors", index: "model.safetensors.index.json", locate: header::read };
+
+const PYTORCH: Kind = Kind {
+    file: "pytorch_model.bin",
+    index: "pytorch_model.bin.index.json",
+    locate: pytorch::read,
+};
+
+/// One or more open weight files whose tables of tensors have been checked.
 #[derive(Debug)]
-pub(super) struct Safetensors {
+pub(super) struct WeightFiles {
     /// The file, or the index of its shards.
     path: PathBuf,
     files: Vec<RegularFile>,
@@ -30,30 +43,43 @@ struct Place {
     located: Located,
 }
 
-/// `model.safetensors.index.json`; its other fields say nothing that the shards do not.
+/// The index of shards; its other fields say nothing that the shards do not.
 #[derive(Deserialize)]
 struct Index {
     weight_map: UniqueMap<String>,
 }
 
-impl Safetensors {
+impl WeightFiles {
     /// Opens the single file in `dir`, or else the shards; errors as
-    /// [`WeightStore::open`](super::WeightStore::open).
-    pub(super) fn open_dir(dir: &Path) -> Result<Self> {
-        let (file, index) = (dir.join(FILE), dir.join(INDEX));
-        if let Some(file) = open_if_there(&file)? {
-            let mut this =
-                Self { path: file.path().to_owned(), files: vec![], tensors: BTreeMap::new() };
-            this.add_file(file)?;
-            return Ok(this);
+    /// [`WeightStore::open`](super::WeightStore::open). PyTorch files of up to `pytorch_bytes`
+    /// bytes each are opened where there are no safetensors.
+    pub(super) fn open_dir(dir: &Path, pytorch_bytes: Option<u64>) -> Result<Self> {
+        if let Some(found) = Self::open_kind(dir, &SAFETENSORS, u64::MAX)? {
+            return Ok(found);
         }
-        match open_if_there(&index)? {
-            Some(index) => Self::open_shards(dir, &index),
-            None => Err(Error::NoWeights { path: dir.to_owned() }),
+        let pytorch = [PYTORCH.file, PYTORCH.index].iter().any(|name| dir.join(name).exists());
+        let found = match pytorch_bytes {
+            Some(max_bytes) => Self::open_kind(dir, &PYTORCH, max_bytes)?,
+            None => None,
+        };
+        found.ok_or_else(|| Error::NoWeights { path: dir.to_owned(), pytorch })
+    }
+
+    fn open_kind(dir: &Path, kind: &Kind, max_bytes: u64) -> Result<Option<Self>> {
+        let (file, index) = (dir.join(kind.file), dir.join(kind.index));
+        if let Some(file) = open_if_there(&file, max_bytes)? {
+            let path = file.path().to_owned();
+            let mut this = Self { path, files: vec![], tensors: BTreeMap::new() };
+            this.add_file(file, kind)?;
+            return Ok(Some(this));
+        }
+        match open_if_there(&index, u64::MAX)? {
+            Some(index) => Self::open_shards(dir, &index, kind, max_bytes).map(Some),
+            None => Ok(None),
         }
     }
 
-    fn open_shards(dir: &Path, index: &RegularFile) -> Result<Self> {
+    fn open_shards(dir: &Path, index: &RegularFile, kind: &Kind, max_bytes: u64) -> Result<Self> {
         let text = index.read_all("a shard index", MAX_HEADER_BYTES)?;
         let Index { weight_map: UniqueMap(weight_map) } = json::parse(index.path(), &text)?;
         let mut this =
@@ -63,8 +89,8 @@ impl Safetensors {
             if !is_plain_file_name(shard) {
                 return Err(Error::ShardName { path, shard: shard.clone() });
             }
-            match open_if_there(&dir.join(shard))? {
-                Some(file) => this.add_file(file)?,
+            match open_if_there(&dir.join(shard), max_bytes)? {
+                Some(file) => this.add_file(file, kind)?,
                 None => {
                     return Err(Error::MissingShard { path, shard: shard.clone() });
                 }
@@ -74,9 +100,9 @@ impl Safetensors {
         Ok(this)
     }
 
-    /// Reads the header of a file and adds its tensors.
-    fn add_file(&mut self, file: RegularFile) -> Result<()> {
-        for located in header::read(&file)? {
+    /// Reads where the tensors of a file lie and adds them.
+    fn add_file(&mut self, file: RegularFile, kind: &Kind) -> Result<()> {
+        for located in (kind.locate)(&file)? {
             let name = located.info.name.clone();
             let place = Place { file: self.files.len(), located };
             if let Some(other) = self.tensors.insert(name.clone(), place) {
@@ -110,7 +136,7 @@ impl Safetensors {
     }
 }
 
-impl TensorSource for Safetensors {
+impl TensorSource for WeightFiles {
     fn tensors(&self) -> Vec<TensorInfo> {
         self.tensors.values().map(|place| place.located.info.clone()).collect()
     }
@@ -139,8 +165,12 @@ impl TensorSource for Safetensors {
     }
 }
 
-fn open_if_there(path: &Path) -> Result<Option<RegularFile>> {
+fn open_if_there(path: &Path, max_bytes: u64) -> Result<Option<RegularFile>> {
     match RegularFile::open(path) {
+        Ok(file) if file.len() > max_bytes => {
+            let (path, found_bytes) = (path.to_owned(), file.len());
+            Err(Error::FileTooLong { path, max_bytes, found_bytes })
+        }
         Ok(file) => Ok(Some(file)),
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
