@@ -132,6 +132,13 @@ fn rows_read_are_all_in_dense_mode_and_the_fired_ones_in_exact_mode() {
                 Sparsity::Dense => {
                     assert_eq!(stats.rows_per_layer, stats.neurons_per_layer, "{what}")
                 }
+                // under dReLU about half of the neurons that the gate lets through have up at zero
+                _ if fixture.name.contains("drelu") => {
+                    let layers = stats.rows_per_layer.iter().zip(&stats.fired_per_layer);
+                    for (&rows, &fired) in layers {
+                        assert!(rows > fired / 4 && rows < fired * 3 / 4, "{what}: {rows} {fired}");
+                    }
+                }
                 _ => assert_eq!(stats.rows_per_layer, stats.fired_per_layer, "{what}"),
             }
         }
