@@ -22,7 +22,7 @@ use powerinfer::models::supported_model_types;
 use serde_json::json;
 
 use flags::{CommonFlags, not_yet, refuse_gguf};
-use report::{Outcome, print, print_json};
+use report::{Outcome, print, print_json, printable};
 
 /// Says what is in a model folder.
 #[derive(Debug, Parser)]
@@ -132,7 +132,8 @@ impl Contents {
             let _ = writeln!(text, "note: {note}");
         }
         for tensor in &self.tensors {
-            let _ = writeln!(text, "  {:<50} {:<5} {:?}", tensor.name, tensor.dtype, tensor.shape);
+            let name = printable(&tensor.name);
+            let _ = writeln!(text, "  {name:<50} {:<5} {:?}", tensor.dtype, tensor.shape);
         }
         text
     }

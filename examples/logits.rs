@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use powerinfer::{Engine, Error, StepStats};
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::json;
 
 use flags::CommonFlags;
@@ -143,7 +143,9 @@ impl Rows {
             ("logits", TensorView::new(Dtype::F32, shape, &logits)?),
             ("ffn_active", TensorView::new(Dtype::I64, n_layers, &fired)?),
         ];
-        serialize_to_file(tensors, None, path)
+        // written through links and devices: nothing at `path` is replaced by another file
+        let bytes = serialize(tensors, None)?;
+        std::fs::write(path, bytes)
             .map_err(|source| Unwritten { path: path.to_path_buf(), source })?;
         Ok(())
     }
@@ -160,5 +162,5 @@ fn spelled(engine: &Engine, id: usize) -> String {
 #[error("cannot write {}", path.display())]
 struct Unwritten {
     path: PathBuf,
-    source: safetensors::SafeTensorError,
+    source: std::io::Error,
 }

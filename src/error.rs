@@ -12,6 +12,19 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A text that is longer than any context of that many tokens.
+    #[error(
+        "the prompt has {found_bytes} bytes, expected at most {max_bytes} for a context of \
+         {max_context} tokens"
+    )]
+    PromptTooLong {
+        /// Bytes of the text.
+        found_bytes: usize,
+        /// Bytes that could fit.
+        max_bytes: usize,
+        /// Tokens of the context.
+        max_context: usize,
+    },
     /// A file of the model is broken, or the model cannot run what it is asked: the context is
     /// full, a token does not exist, the logits are not finite.
     #[error(transparent)]

@@ -121,9 +121,10 @@
 //! # Platforms and limits
 //!
 //! Tested on Linux x86-64, with AVX2 and AVX-512 kernels chosen at run time and portable code
-//! where neither is there. Weights are f32, f16 and bf16 from safetensors; no quantised formats,
-//! no GGUF and no GPU yet. The library prints nothing, reads no environment variable and opens no
-//! socket.
+//! where neither is there. Weights are f32, f16 and bf16 from safetensors, held as they are or as
+//! Q8_0 or Q4_0; no GGUF and no GPU yet. The library prints nothing, reads no environment variable
+//! and opens no socket. (The tokenizer library panics over some broken files; the panic is caught
+//! and becomes an error, but Rust's panic hook may print it first.)
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 

@@ -75,7 +75,7 @@ impl FromStr for Dtype {
         let known = Self::NAMES.iter().find(|(name, _)| *name == text);
         known.map(|&(_, dtype)| dtype).ok_or_else(|| Error::InvalidOption {
             field: "dtype",
-            expected: "auto, f32, f16 or bf16",
+            expected: "auto, f32, f16, bf16, q8_0 or q4_0",
             found: text.to_owned(),
         })
     }

@@ -89,7 +89,8 @@ impl Session {
     /// [`Error::InvalidOption`]; [`Error::NoTokenizer`] for text or stop strings without a
     /// tokenizer; [`Error::Tokenizer`]; [`Error::Core`] for an empty prompt with nothing before
     /// it, a token that does not exist, a prompt that does not fit the rest of the context (then
-    /// nothing has run), and sampling settings outside their range.
+    /// nothing has run), and sampling settings outside their range; [`Error::PromptTooLong`] for a
+    /// text so long that it is not even tokenised.
     pub fn generate(
         &mut self,
         prompt: impl Into<Prompt>,
@@ -101,6 +102,11 @@ impl Session {
             return Err(Error::NoTokenizer { what: "a stop string" });
         }
         let prompt_ids = self.prompt_ids(prompt.into())?;
+        if prompt_ids.is_empty() && self.pending.is_none() {
+            // nothing new to run: the last token runs again, for the logits that follow it
+            self.pending = self.history.pop();
+            self.cache.truncate(self.history.len());
+        }
         let fed: Vec<u32> = self.pending.into_iter().chain(prompt_ids.iter().copied()).collect();
         let settings = GenerationOptions::default()
             .with_max_tokens(options.max_tokens)
@@ -133,7 +139,7 @@ impl Session {
     /// One forward pass, and memory for all rows: score a long text in pieces.
     /// # Errors
     /// [`Error::Core`] if `ids` is empty, holds a token that does not exist, or does not fit the
-    /// rest of the context.
+    /// rest of the context, or if logits are not finite; the session is then as before.
     /// # Examples
     /// ```
     /// use powerinfer::Engine;
@@ -155,22 +161,31 @@ impl Session {
         step.stats.clear();
         let model = engine.model();
         let ran = engine.pool().install(|| model.forward(&fed, cache, step));
-        if let Err(error) = ran {
+        let vocab_size = model.info().vocab_size;
+        let checked =
+            ran.and_then(|()| check_logits(step, vocab_size, cache.len(), history.len(), &fed));
+        if let Err(error) = checked {
             cache.truncate(history.len());
             return Err(error.into());
         }
         history.extend_from_slice(&fed);
         self.pending = None;
 
-        let vocab_size = model.info().vocab_size;
         let mut values = std::mem::take(&mut step.logits);
-        let expected = fed.len().saturating_mul(vocab_size);
-        if values.len() != expected {
-            let found = values.len();
-            return Err(powerinfer_core::Error::LogitsLength { expected, found }.into());
-        }
         values.drain(..(fed.len() - ids.len()) * vocab_size);
         Ok(Logits { n_tokens: ids.len(), vocab_size, values, stats: step.stats.clone() })
+    }
+
+    /// Refuses a text that cannot fit before the tokenizer spends memory on it: no vocabulary spends
+    /// this many bytes on each token of a text.
+    fn check_length(&self, text: &str) -> Result<()> {
+        const BYTES_PER_TOKEN: usize = 256;
+        let max_context = self.cache.max_context();
+        let max_bytes = max_context.saturating_mul(BYTES_PER_TOKEN);
+        if text.len() <= max_bytes {
+            return Ok(());
+        }
+        Err(Error::PromptTooLong { found_bytes: text.len(), max_bytes, max_context })
     }
 
     /// The ids of a prompt; special tokens go around the first text of a context only.
@@ -180,6 +195,7 @@ impl Session {
             Prompt::Text(text) => {
                 let tokenizer = self.engine.tokenizer();
                 let tokenizer = tokenizer.ok_or(Error::NoTokenizer { what: "the prompt" })?;
+                self.check_length(&text)?;
                 tokenizer.encode(&text, self.is_empty())
             }
         }
@@ -193,6 +209,34 @@ impl fmt::Debug for Session {
             .field("len", &self.len())
             .field("cache_bytes", &self.cache.size_bytes())
             .finish_non_exhaustive()
+    }
+}
+
+/// Holds a model to its contract after a pass over `fed` that asked for all logits.
+fn check_logits(
+    step: &Step,
+    vocab_size: usize,
+    in_cache: usize,
+    before: usize,
+    fed: &[u32],
+) -> powerinfer_core::Result<()> {
+    use powerinfer_core::Error;
+
+    let (expected, found) = (before + fed.len(), in_cache);
+    if found != expected {
+        return Err(Error::CacheLength { expected, found });
+    }
+    let (expected, found) = (fed.len().saturating_mul(vocab_size), step.logits.len());
+    if found != expected {
+        return Err(Error::LogitsLength { expected, found });
+    }
+    let broken = |row: &[f32]| {
+        row.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY)
+            || row.iter().all(|logit| *logit == f32::NEG_INFINITY)
+    };
+    match step.logits.chunks_exact(vocab_size.max(1)).position(broken) {
+        Some(row) => Err(Error::NonFiniteLogits { position: before + row }),
+        None => Ok(()),
     }
 }
 

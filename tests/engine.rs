@@ -262,3 +262,31 @@ fn impossible_requests_are_errors_and_leave_the_session_as_it_was() {
     assert!(session.is_empty());
     assert_eq!(session.generate_text("It was a truth", &tokens(1)).unwrap().ids.len(), 1);
 }
+
+#[test]
+fn a_context_that_was_only_appended_to_can_be_gone_on_with() {
+    let engine = demo();
+    let expected = write(&engine, "It was a truth", &tokens(6)).text;
+    // appended with nothing written
+    let mut session = engine.session().unwrap();
+    session.generate_text("It was a truth", &tokens(0)).unwrap();
+    let before = session.ids();
+    // a stream that is never asked changes nothing
+    drop(session.generate("", &tokens(6)).unwrap());
+    assert_eq!(session.ids(), before);
+    assert_eq!(session.generate_text("", &tokens(6)).unwrap().text, expected);
+    // appended by asking for its logits
+    let mut session = engine.session().unwrap();
+    session.logits(&before).unwrap();
+    assert_eq!(session.generate_text("", &tokens(6)).unwrap().text, expected);
+}
+
+#[test]
+fn a_text_that_no_context_holds_is_refused_before_it_is_tokenised() {
+    let mut session = demo().session().unwrap();
+    let long = "a".repeat(512 * 256 + 1);
+    let error = session.generate(long.as_str(), &tokens(1)).unwrap_err();
+    assert!(matches!(error, Error::PromptTooLong { found_bytes: 131_073, max_context: 512, .. }));
+    assert!(session.is_empty());
+    assert!(session.generate_text("It was", &tokens(1)).is_ok());
+}

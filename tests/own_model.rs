@@ -188,3 +188,15 @@ fn settings_that_an_own_model_cannot_follow_are_refused() {
     let missing = Engine::builder().causal_lm(Script::new([])).tokenizer_file("no/tokenizer.json");
     assert!(matches!(missing.build().unwrap_err(), Error::Io { .. }));
 }
+
+#[test]
+fn logits_that_are_not_finite_are_an_error_and_change_nothing() {
+    let engine = Script::new([5, 6, 7]).broken_at(3).engine();
+    let mut session = engine.session().unwrap();
+    session.logits(&[1, 2]).unwrap();
+    let error = session.logits(&[3, 4]).unwrap_err();
+    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 3 })));
+    assert_eq!(session.ids(), [1, 2]);
+    session.logits(&[3]).unwrap();
+    assert_eq!(session.ids(), [1, 2, 3]);
+}

@@ -47,7 +47,7 @@ pub(crate) fn print(text: &str) -> Outcome<()> {
 
 /// Writes a note to stderr; a closed stderr loses it and nothing else.
 pub(crate) fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
 /// Writes text to stderr without a line end, for a reader at a terminal.
@@ -83,7 +83,20 @@ pub(crate) fn failure_status(failure: &(dyn Error + 'static), stderr: &mut dyn W
     ExitCode::FAILURE
 }
 
-/// An error's text may quote a file or a prompt; a line end in it must not break the line.
+/// An error's text may quote a file or a prompt.
 fn one_line(error: &dyn Error) -> String {
-    error.to_string().replace(['\n', '\r'], " ")
+    printable(&error.to_string())
+}
+
+/// A text out of a file on one line of a terminal: control characters, which could end the line or
+/// command the terminal, are spelled out.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().fold(String::new(), |mut line, c| {
+        if c.is_control() {
+            line.extend(c.escape_default())
+        } else {
+            line.push(c)
+        }
+        line
+    })
 }

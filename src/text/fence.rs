@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The parts of a `tokenizer.json` that rewrite text; the vocabulary is skipped.
+/// The parts of a `tokenizer.json` that rewrite text; of the vocabulary one field.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
@@ -44,11 +44,23 @@ struct Parts {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    model: Model,
+}
+
+/// What of the vocabulary's model is looked at.
+#[derive(Default, Deserialize)]
+struct Model {
+    dropout: Option<f64>,
 }
 
 /// Fails if the file asks for memory that nothing in it justifies.
 pub(super) fn check(bytes: &[u8]) -> tokenizers::Result<()> {
     let parts: Parts = serde_json::from_slice(bytes)?;
+    if let Some(dropout) = parts.model.dropout.filter(|&dropout| dropout != 0.0) {
+        let why = "a text must always give the same tokens";
+        return Err(format!("model.dropout: expected none, found {dropout}: {why}").into());
+    }
     for (name, part) in [
         ("normalizer", &parts.normalizer),
         ("pre_tokenizer", &parts.pre_tokenizer),
@@ -147,6 +159,15 @@ mod tests {
             let error = check_part(&part).unwrap_err().to_string();
             assert!(error.contains("precompiled_charsmap"), "{error}");
         }
+    }
+
+    #[test]
+    fn dropout_is_refused() {
+        let with = |dropout: Value| json!({"model": {"dropout": dropout}}).to_string();
+        check(with(Value::Null).as_bytes()).unwrap();
+        check(with(json!(0.0)).as_bytes()).unwrap();
+        let error = check(with(json!(0.5)).as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("model.dropout"), "{error}");
     }
 
     #[test]

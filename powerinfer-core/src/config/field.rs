@@ -80,7 +80,9 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        match value.as_f64().filter(|number| number.is_finite() && *number > 0.0) {
+        // it is computed with in f32
+        let fits = |number: &f64| (*number as f32).is_finite() && *number as f32 > 0.0;
+        match value.as_f64().filter(fits) {
             Some(number) => Ok(Some(number)),
             None => Err(self.error(name, POSITIVE)),
         }
