@@ -178,7 +178,8 @@ impl EngineBuilder {
     ///
     /// # Errors
     /// [`Error::ModelSource`] for no model or two; [`Error::InvalidOption`]; [`Error::Core`] with
-    /// the file, field or tensor that is wrong; [`Error::Tokenizer`] for a broken tokenizer;
+    /// the file, field or tensor that is wrong, and for a folder that is not there (it holds
+    /// [`core::Error::Io`](powerinfer_core::Error::Io), whose source says why); [`Error::Tokenizer`] for a broken tokenizer;
     /// [`Error::Io`] if the file of [`tokenizer_file`](Self::tokenizer_file) is not there.
     pub fn build(self) -> Result<Engine> {
         let pool = start(self.threads)?;
