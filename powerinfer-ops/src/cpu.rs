@@ -12,6 +12,8 @@ pub(crate) mod rows;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_table;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

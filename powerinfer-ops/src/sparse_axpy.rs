@@ -75,13 +75,13 @@ impl CustomOp1 for SparseAxpy {
         let (n_tokens, h) = custom_op_rows(Self::NAME, "h", storage, layout, w.n_neurons())?;
         self.check(n_tokens).map_err(candle_core::Error::wrap)?;
         let mut y = vec![0.0; n_tokens * w.d_model()];
-        let (mut scales, mut sums) = (Vec::new(), Vec::new());
+        let mut scales = Vec::new();
         for t in 0..n_tokens {
             let ids = self.mask.ids(t);
             scales.clear();
             scales.extend(ids.as_slice().iter().map(|&id| h[t * w.n_neurons() + id as usize]));
             let y = &mut y[t * w.d_model()..][..w.d_model()];
-            rows::axpy_picked(RowKernels::best(), w, (ids.as_slice(), &scales), &mut sums, y);
+            rows::axpy_picked(RowKernels::best(), w, (ids.as_slice(), &scales), y);
         }
         Ok((CpuStorage::F32(y), Shape::from((n_tokens, w.d_model()))))
     }

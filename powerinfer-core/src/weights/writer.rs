@@ -26,9 +26,35 @@ const ALIGNMENT: usize = 8;
 /// reading the source fails with.
 ///
 /// # Examples
-/// ```no_run
-/// # fn source() -> Box<dyn powerinfer_core::TensorSource> { unimplemented!() }
-/// powerinfer_core::write_safetensors("model.safetensors".as_ref(), source().as_ref())?;
+/// ```
+/// use std::path::PathBuf;
+/// use powerinfer_core::{
+///     FileDtype, Layout, Result, TensorInfo, TensorSource, WeightStore, write_safetensors,
+/// };
+/// use powerinfer_ops::WeightFormat;
+///
+/// /// A 2 × 3 matrix of ones.
+/// #[derive(Debug)]
+/// struct Ones;
+///
+/// impl TensorSource for Ones {
+///     fn tensors(&self) -> Vec<TensorInfo> {
+///         let dtype = FileDtype::Weights(WeightFormat::F32);
+///         vec![TensorInfo { name: "ones".to_owned(), dtype, shape: vec![2, 3] }]
+///     }
+///     fn read(&self, _name: &str, _offset_bytes: u64, out: &mut [u8]) -> Result<()> {
+///         out.chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&1f32.to_le_bytes()));
+///         Ok(())
+///     }
+///     fn path(&self, _name: &str) -> PathBuf {
+///         "made up".into()
+///     }
+/// }
+///
+/// let dir = tempfile::tempdir().expect("a folder");
+/// write_safetensors(&dir.path().join("model.safetensors"), &Ones)?;
+/// let ones = WeightStore::open(dir.path())?.matrix("ones", 2, 3, Layout::NeuronMajor, None)?;
+/// assert_eq!(ones.size_bytes(), 24);
 /// # Ok::<(), powerinfer_core::Error>(())
 /// ```
 pub fn write_safetensors(path: &Path, source: &dyn TensorSource) -> Result<()> {

@@ -95,8 +95,9 @@ impl CausalLm for Decoder {
             step.stats.weight_bytes += block.dense_bytes() as u64;
         }
         let n_rows = step.wanted.n_rows(tokens.len());
-        step.logits.clear();
-        if n_rows > 0 {
+        if n_rows == 0 {
+            step.logits.clear();
+        } else {
             let mut last = x.narrow(0, tokens.len() - n_rows, n_rows)?;
             if let Some(norm) = &self.norm {
                 last = norm.forward(&last)?;

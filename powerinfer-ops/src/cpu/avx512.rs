@@ -4,7 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{self, Steps, Vector, simd_table};
+use super::simd::{self, Steps, Vector};
+use super::simd_table::simd_table;
 use super::{
     DotTile, GROUP, PANEL, PanelTile, RowPrimitives, RowValues, Rows, TILE_ROWS, TILE_TOKENS,
     Table, TileRows, TokenValues,

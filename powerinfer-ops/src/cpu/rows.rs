@@ -51,9 +51,9 @@ pub(crate) fn n_tasks(bytes: usize) -> usize {
     if threads == 1 { 1 } else { (bytes / TASK_BYTES).clamp(1, threads * TASKS_PER_THREAD) }
 }
 
-/// The length of each of `n_tasks` pieces of `len`, a multiple of `unit`.
-fn piece(len: usize, n_tasks: usize, unit: usize) -> usize {
-    len.div_ceil(n_tasks).next_multiple_of(unit).max(unit)
+/// The length of each of `n_tasks` pieces of `len`.
+fn piece(len: usize, n_tasks: usize) -> usize {
+    len.div_ceil(n_tasks).max(1)
 }
 
 /// `out[t, i] = w[i] · x[t]` for all rows: `x` is `[n_tokens, d_model]`, `out`
@@ -67,7 +67,7 @@ pub(crate) fn matvec(kernels: RowKernels, w: &NeuronMatrix, x: &[f32], out: &mut
     assert_eq!((x.len(), out.len()), (n_tokens * d_model, n_tokens * n_rows), "shapes agree");
     let row_ops = kernels.primitives(w.format());
     if n_tokens == 1 {
-        let rows_per_task = piece(n_rows, n_tasks(w.size_bytes()), 1);
+        let rows_per_task = piece(n_rows, n_tasks(w.size_bytes()));
         for_each_chunk(out, rows_per_task, |task, out| {
             let first = task * rows_per_task;
             dot_rows(row_ops, |i| w.row(first + i), x, out);
@@ -87,35 +87,28 @@ pub(crate) fn matvec_picked(
 ) {
     assert_eq!((x.len(), out.len()), (w.d_model(), ids.len()), "shapes agree");
     let row_ops = kernels.primitives(w.format());
-    let rows_per_task = piece(ids.len(), n_tasks(ids.len() * w.row_bytes()), 1);
+    let rows_per_task = piece(ids.len(), n_tasks(ids.len() * w.row_bytes()));
     for_each_chunk(out, rows_per_task, |task, out| {
         let ids = &ids[task * rows_per_task..];
         dot_rows(row_ops, |i| w.row(ids[i] as usize), x, out);
     });
 }
 
-/// `y += Σ_k scales[k] · w[ids[k]]` in order of `k` for one token; `ids` ascend. `sums` is scratch.
+/// `y += Σ_k scales[k] · w[ids[k]]` in order of `k` for one token; `ids` ascend.
 pub(crate) fn axpy_picked(
     kernels: RowKernels,
     w: &NeuronMatrix,
     (ids, scales): (&[u32], &[f32]),
-    sums: &mut Vec<f32>,
     y: &mut [f32],
 ) {
     assert_eq!((scales.len(), y.len()), (ids.len(), w.d_model()), "shapes agree");
     let start_of = |row: usize| ids.partition_point(|&id| (id as usize) < row);
-    axpy_rows(kernels, w, &|k| ids[k] as usize, scales, &start_of, sums, y);
+    axpy_rows(kernels, w, &|k| ids[k] as usize, scales, &start_of, y);
 }
 
 /// `y[t] += Σ_i scales[t, i] · w[i]` in order of `i`, over all rows: `scales` is
-/// `[n_tokens, n_neurons]`, `y` `[n_tokens, d_model]`. `sums` is scratch.
-pub(crate) fn axpy(
-    kernels: RowKernels,
-    w: &NeuronMatrix,
-    scales: &[f32],
-    sums: &mut Vec<f32>,
-    y: &mut [f32],
-) {
+/// `[n_tokens, n_neurons]`, `y` `[n_tokens, d_model]`.
+pub(crate) fn axpy(kernels: RowKernels, w: &NeuronMatrix, scales: &[f32], y: &mut [f32]) {
     let (n_rows, d_model) = (w.n_neurons(), w.d_model());
     if n_rows == 0 || y.is_empty() {
         return;
@@ -123,7 +116,7 @@ pub(crate) fn axpy(
     let n_tokens = y.len() / d_model;
     assert_eq!((scales.len(), y.len()), (n_tokens * n_rows, n_tokens * d_model), "shapes agree");
     if n_tokens == 1 {
-        axpy_rows(kernels, w, &|row| row, scales, &|row| row, sums, y);
+        axpy_rows(kernels, w, &|row| row, scales, &|row| row, y);
         return;
     }
     // Many tokens: a panel of columns is decoded into the cache and all tokens pass over it.
@@ -187,7 +180,6 @@ fn axpy_rows(
     row: &(impl Fn(usize) -> usize + Sync),
     scales: &[f32],
     start_of: &(impl Fn(usize) -> usize + Sync),
-    sums: &mut Vec<f32>,
     y: &mut [f32],
 ) {
     let row_ops = kernels.primitives(w.format());
@@ -201,13 +193,13 @@ fn axpy_rows(
     let n_chunks = w.n_neurons().div_ceil(CHUNK_ROWS);
     let d_model = y.len();
     if n_tasks(scales.len() * w.row_bytes()) == 1 {
-        sums.resize(d_model, 0.0);
+        let mut sum = vec![0.0; d_model];
         for chunk in 0..n_chunks {
-            sum_chunk(chunk, sums);
-            add(y, sums);
+            sum_chunk(chunk, &mut sum);
+            add(y, &sum);
         }
     } else {
-        sums.resize(n_chunks * d_model, 0.0);
+        let mut sums = vec![0.0; n_chunks * d_model];
         sums.par_chunks_exact_mut(d_model)
             .enumerate()
             .for_each(|(chunk, sum)| sum_chunk(chunk, sum));
@@ -383,7 +375,7 @@ mod tests {
                     let w = matrix(format, n, d, d as u64);
                     let scales = Seeded::new(2).normal(n_tokens * n);
                     let mut y = vec![0.0; n_tokens * d];
-                    axpy(kernels, &w, &scales, &mut Vec::new(), &mut y);
+                    axpy(kernels, &w, &scales, &mut y);
                     let mut rows = vec![0.0; n * d];
                     for (row, values) in rows.chunks_exact_mut(d).enumerate() {
                         w.row_to_f32(row, values);
@@ -441,17 +433,17 @@ mod tests {
                     .map(|_| if random.chance(0.8) { 0.0 } else { random.normal(1)[0] })
                     .collect();
                 let mut together = vec![0.0; n_tokens * d];
-                axpy(kernels, &w, &scales, &mut Vec::new(), &mut together);
+                axpy(kernels, &w, &scales, &mut together);
                 for t in 0..n_tokens {
                     let scales = &scales[t * n..][..n];
                     let mut alone = vec![0.0; d];
-                    axpy(kernels, &w, scales, &mut Vec::new(), &mut alone);
+                    axpy(kernels, &w, scales, &mut alone);
                     let ids: Vec<u32> =
                         (0..n as u32).filter(|&id| scales[id as usize] != 0.0).collect();
                     let picked_scales: Vec<f32> =
                         ids.iter().map(|&id| scales[id as usize]).collect();
                     let mut picked = vec![0.0; d];
-                    axpy_picked(kernels, &w, (&ids, &picked_scales), &mut Vec::new(), &mut picked);
+                    axpy_picked(kernels, &w, (&ids, &picked_scales), &mut picked);
                     assert_eq!(alone, together[t * d..][..d], "{format} {kernels:?} d {d}");
                     assert_eq!(alone, picked, "{format} {kernels:?} d {d}");
                 }
@@ -471,7 +463,7 @@ mod tests {
                         let mut h = vec![0.0; n_tokens * n];
                         matvec(RowKernels::best(), &w, &x, &mut h);
                         let mut y = vec![0.0; n_tokens * d];
-                        axpy(RowKernels::best(), &w, &h, &mut Vec::new(), &mut y);
+                        axpy(RowKernels::best(), &w, &h, &mut y);
                         (h, y)
                     })
                 };
@@ -489,11 +481,11 @@ mod tests {
             let w = matrix(format, 3, 32, 9);
             matvec_picked(kernels, &w, &[], &[1.0; 32], &mut []);
             let mut y = [7.0; 32];
-            axpy_picked(kernels, &w, (&[], &[]), &mut Vec::new(), &mut y);
+            axpy_picked(kernels, &w, (&[], &[]), &mut y);
             assert_eq!(y, [7.0; 32]);
             let none = matrix(format, 0, 32, 9);
             matvec(kernels, &none, &[], &mut []);
-            axpy(kernels, &none, &[], &mut Vec::new(), &mut y);
+            axpy(kernels, &none, &[], &mut y);
             assert_eq!(y, [7.0; 32]);
         }
     }

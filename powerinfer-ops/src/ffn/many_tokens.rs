@@ -72,7 +72,7 @@ impl Run<'_> {
                 }
             }
         }
-        rows::axpy(self.kernels, &self.weights.down, h, &mut Vec::new(), y);
+        rows::axpy(self.kernels, &self.weights.down, h, y);
         h.iter().filter(|&&h| h != 0.0).count() as u64
     }
 }

@@ -136,11 +136,10 @@ impl Chunk {
         x: &[f32],
         sum: &mut [f32],
     ) {
-        let read_gate = self.start(weights, kernels, candidates, rows, x);
-        let n_firing = self.ids[..read_gate.len].iter().zip(&self.h).filter(|(_, h)| **h != 0.0);
-        let fired = n_firing.count();
+        let n_candidates = self.start(weights, kernels, candidates, rows, x);
+        let fired = self.h[..n_candidates].iter().filter(|&&h| h != 0.0).count();
         let keep_all = matches!(candidates, Candidates::All);
-        let n = if keep_all { read_gate.len } else { self.keep_firing(read_gate.len) };
+        let n = if keep_all { n_candidates } else { self.keep_firing(n_candidates) };
         let mut ran = n;
         if let Some(matrix) = &weights.up {
             let ids = &self.ids[..n];
@@ -155,15 +154,18 @@ impl Chunk {
         let row_ops = kernels.primitives(down.format());
         sum.fill(0.0);
         rows::axpy_entries(row_ops, |k| down.row(ids[k] as usize), &self.h[..ran], sum);
+        let gate_is_given = matches!(candidates, Candidates::Activated(_));
+        let gate_bytes = if gate_is_given { 0 } else { n_candidates * weights.gate.row_bytes() };
         let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
         self.counts = FfnCounts {
             fired: fired as u64,
             ran: ran as u64,
-            bytes: (read_gate.bytes + up_bytes + ran * down.row_bytes()) as u64,
+            bytes: (gate_bytes + up_bytes + ran * down.row_bytes()) as u64,
         };
     }
 
-    /// Fills `ids` and `h` with the candidates among `rows` and their activations.
+    /// Fills `ids` and `h` with the candidates among `rows` and their activations; returns how
+    /// many there are.
     fn start(
         &mut self,
         weights: &FfnWeights,
@@ -171,7 +173,7 @@ impl Chunk {
         candidates: Candidates<'_>,
         rows: Range<usize>,
         x: &[f32],
-    ) -> Started {
+    ) -> usize {
         let len = match candidates {
             Candidates::Picked(ids) => {
                 let start = ids.partition_point(|&id| (id as usize) < rows.start);
@@ -187,7 +189,7 @@ impl Chunk {
         };
         if let Candidates::Activated(h) = candidates {
             self.h[..len].copy_from_slice(&h[rows]);
-            return Started { len, bytes: 0 };
+            return len;
         }
         let (ids, h) = (&self.ids[..len], &mut self.h[..len]);
         let row_ops = kernels.primitives(weights.gate.format());
@@ -195,7 +197,7 @@ impl Chunk {
         for (h, &id) in h.iter_mut().zip(ids) {
             *h = weights.activate(id as usize, *h);
         }
-        Started { len, bytes: len * weights.gate.row_bytes() }
+        len
     }
 
     /// Drops those of the first `n` neurons whose `h` is zero; returns how many are left.
@@ -208,12 +210,4 @@ impl Chunk {
         }
         kept
     }
-}
-
-/// What a chunk began with.
-struct Started {
-    /// Candidates.
-    len: usize,
-    /// Bytes of the gate that were read.
-    bytes: usize,
 }
