@@ -175,7 +175,7 @@ fn attend(
         let mut scores = [0.0; PAGE_LEN];
         let scores = &mut scores[begin..end];
         for (p, score) in (begin..end).zip(scores.iter_mut()) {
-            *score = (row_ops.dot)(row(keys, p), row(keys, p), query);
+            *score = (RowKernels::best().f32_products().dot)(row(keys, p), row(keys, p), query);
             if let Some(slope) = sight.slope {
                 *score += alibi_bias(slope, page_start + p);
             }

@@ -1,5 +1,7 @@
 //! Scratch memory of the operators.
 
+use crate::cpu::activations::Activations;
+use crate::cpu::product::InputScratch;
 use crate::ffn::one_token::StepScratch;
 
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
@@ -11,10 +13,9 @@ use crate::ffn::one_token::StepScratch;
 /// ```
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// Gate values, then activations, of many tokens, `[n_tokens, n_neurons]`.
-    pub(crate) h: Vec<f32>,
-    /// Up values of many tokens, `[n_tokens, n_neurons]`.
-    pub(crate) up: Vec<f32>,
+    pub(crate) inputs: InputScratch,
+    /// Of many tokens.
+    pub(crate) activations: Activations,
     /// Of one token.
     pub(crate) step: StepScratch,
 }
@@ -23,6 +24,6 @@ impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        (self.h.capacity() + self.up.capacity()) * size_of::<f32>() + self.step.size_bytes()
+        self.inputs.size_bytes() + self.activations.size_bytes() + self.step.size_bytes()
     }
 }
