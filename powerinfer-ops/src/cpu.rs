@@ -8,6 +8,7 @@
 //! and so is each element of an `axpy`.
 //! Different tables may use different orders.
 
+pub(crate) mod attention_rows;
 pub(crate) mod rows;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
@@ -24,6 +25,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use crate::format::WeightFormat;
+use attention_rows::AttentionRows;
 
 /// Rows that a group takes at once.
 pub(crate) const GROUP: usize = 4;
@@ -77,6 +79,8 @@ pub(crate) struct Table {
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
     /// each `scales[t]` `n_rows` long.
     pub(crate) axpy_tile: fn(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile),
+    /// The primitives of attention.
+    pub(crate) attention: &'static AttentionRows,
     /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
     /// bandwidth. The bytes must begin at a multiple of eight.
     pub(crate) fold: fn(bytes: &[u8]) -> u64,

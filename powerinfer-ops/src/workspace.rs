@@ -1,5 +1,6 @@
 //! Scratch memory of the operators.
 
+use crate::attention::AttentionScratch;
 use crate::ffn::one_token::StepScratch;
 
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
@@ -17,12 +18,14 @@ pub struct Workspace {
     pub(crate) up: Vec<f32>,
     /// Of one token.
     pub(crate) step: StepScratch,
+    pub(crate) attention: AttentionScratch,
 }
 
 impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        (self.h.capacity() + self.up.capacity()) * size_of::<f32>() + self.step.size_bytes()
+        let many_tokens = (self.h.capacity() + self.up.capacity()) * size_of::<f32>();
+        many_tokens + self.step.size_bytes() + self.attention.size_bytes()
     }
 }

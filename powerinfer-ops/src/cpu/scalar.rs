@@ -1,5 +1,6 @@
 //! The reference table, gathered from the formats' own definitions.
 
+use super::attention_rows;
 use super::{PANEL, PanelTile, RowPrimitives, Table, TokenValues};
 use crate::format::{Bf16, BlockFormat, F16, F32, Q40, Q80};
 
@@ -11,6 +12,7 @@ pub(super) static TABLE: Table = Table {
     q8_0: primitives::<Q80>(),
     q4_0: primitives::<Q40>(),
     axpy_tile,
+    attention: &attention_rows::SCALAR,
     fold,
 };
 

@@ -15,6 +15,7 @@ macro_rules! simd_table {
             q8_0: primitives::<simd::Q80>(),
             q4_0: primitives::<simd::Q40>(),
             axpy_tile,
+            attention: &ATTENTION,
             fold,
         };
 
