@@ -9,6 +9,7 @@
 //! Different tables may use different orders.
 
 pub(crate) mod activations;
+pub(crate) mod attention_rows;
 pub(crate) mod int8;
 pub(crate) mod panel;
 pub(crate) mod product;
@@ -38,6 +39,7 @@ use self::int8::{InputGroup, WeightGroup};
 #[cfg(target_arch = "x86_64")]
 use crate::format::NumberFormat;
 use crate::format::WeightFormat;
+use attention_rows::AttentionRows;
 
 /// Rows that a group takes at once.
 pub(crate) const GROUP: usize = 4;
@@ -129,6 +131,8 @@ pub(crate) struct Table {
     pub(crate) axpy_picked: AxpyPicked,
     /// Asks for all lines of some bytes.
     pub(crate) prefetch: fn(bytes: &[u8]),
+    /// The primitives of attention.
+    pub(crate) attention: &'static AttentionRows,
     /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
     /// bandwidth. The bytes must begin at a multiple of eight.
     pub(crate) fold: fn(bytes: &[u8]) -> u64,
@@ -217,14 +221,6 @@ impl RowKernels {
             WeightFormat::BF16 => &self.0.bf16,
             WeightFormat::Q8_0 => &self.0.q8_0,
             WeightFormat::Q4_0 => &self.0.q4_0,
-        }
-    }
-
-    /// Products of plain f32 rows.
-    pub(crate) fn f32_products(self) -> &'static F32Products {
-        match &self.0.f32.products {
-            Products::F32(products) => products,
-            Products::Int8(_) => unreachable!("f32 rows are never rounded"),
         }
     }
 

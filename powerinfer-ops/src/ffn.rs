@@ -207,7 +207,7 @@ pub fn ffn(
     with_rows("ffn", "x", x, weights.d_model(), |values| {
         let mut y = vec![0.0; values.len()];
         let kernels = RowKernels::best();
-        let Workspace { inputs, activations, step } = workspace;
+        let Workspace { inputs, activations, step, .. } = workspace;
         let formats = [Some(&weights.gate), weights.up.as_ref()];
         let formats = formats.map(|matrix| matrix.unwrap_or(&weights.gate).format());
         let inputs = Inputs::new(kernels, &formats, weights.d_model(), values, inputs);

@@ -1,5 +1,6 @@
 //! Scratch memory of the operators.
 
+use crate::attention::AttentionScratch;
 use crate::cpu::activations::Activations;
 use crate::cpu::product::InputScratch;
 use crate::ffn::one_token::StepScratch;
@@ -18,12 +19,16 @@ pub struct Workspace {
     pub(crate) activations: Activations,
     /// Of one token.
     pub(crate) step: StepScratch,
+    pub(crate) attention: AttentionScratch,
 }
 
 impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        self.inputs.size_bytes() + self.activations.size_bytes() + self.step.size_bytes()
+        self.inputs.size_bytes()
+            + self.activations.size_bytes()
+            + self.step.size_bytes()
+            + self.attention.size_bytes()
     }
 }

@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::attention_rows::AVX512 as ATTENTION;
 use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
 use super::simd_table::simd_table;

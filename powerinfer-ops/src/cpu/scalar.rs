@@ -18,6 +18,7 @@ pub(super) static TABLE: Table = Table {
     axpy_tile,
     axpy_picked,
     prefetch: |_| {},
+    attention: &super::attention_rows::SCALAR,
     fold,
 };
 

@@ -26,6 +26,7 @@ macro_rules! simd_table {
                 axpy_tile,
                 axpy_picked,
                 prefetch,
+                attention: &ATTENTION,
                 fold,
             }
         }
