@@ -208,6 +208,7 @@ impl NeuronMatrix {
     /// # Panics
     /// If `index` is not below [`n_neurons`](Self::n_neurons).
     #[must_use]
+    #[inline]
     pub fn row(&self, index: usize) -> &[u8] {
         assert!(index < self.n_neurons, "row {index} of {}", self.n_neurons);
         &self.bytes.as_slice()[index * self.stride..][..self.row_bytes]
