@@ -158,12 +158,17 @@ fn inspect_counts_what_is_there() {
 #[test]
 fn bench_compares_modes_and_measures_the_machine() {
     let line = "bench --synthetic tiny --density 0.2 --compare dense,exact --repetitions 1 -p 16 -n 4 \
-                --context 20 --threads 1";
+                --context 20,5 --threads 1 --kv-dtype f16";
     let found = json(&line.split_whitespace().collect::<Vec<_>>());
     assert_fields(&found, "runs read_bandwidth_bytes_per_second page_kind");
     let runs = found["runs"].as_array().unwrap();
-    assert_eq!(runs.iter().map(|run| &run["mode"]).collect::<Vec<_>>(), ["dense", "exact"]);
+    assert_eq!(
+        runs.iter().map(|run| &run["mode"]).collect::<Vec<_>>(),
+        ["dense", "dense", "exact", "exact"]
+    );
+    assert_eq!(runs.iter().map(|run| &run["context"]).collect::<Vec<_>>(), [20, 5, 20, 5]);
     for run in runs {
+        assert_eq!(run["kv_dtype"], "f16");
         assert_fields(
             run,
             "mode dtype threads batch prefill_tokens_per_second decode_tokens_per_second \

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use powerinfer::core::{CausalLm, KvCache, KvShape, ModelInfo, Result as CoreResult, Step};
-use powerinfer::{Dtype, Engine, EngineBuilder, Error, FinishReason, GenerateOptions, core};
+use powerinfer::{
+    Dtype, Engine, EngineBuilder, Error, FinishReason, GenerateOptions, KvDtype, core,
+};
 use testing::Fixture;
 
 /// Writes `script`, whatever the prompt: after position p comes `script[p]`, then the end token.
@@ -185,6 +187,8 @@ fn settings_that_an_own_model_cannot_follow_are_refused() {
     assert!(matches!(error, Error::InvalidOption { field: "dtype", .. }));
     let both = Engine::builder().causal_lm(Script::new([])).model("assets/llama-relu-tiny");
     assert!(matches!(both.build().unwrap_err(), Error::ModelSource { found: "both" }));
+    let kv = Engine::builder().causal_lm(Script::new([])).kv_dtype(KvDtype::F16).build();
+    assert!(matches!(kv.unwrap_err(), Error::InvalidOption { field: "kv_dtype", .. }));
     let missing = Engine::builder().causal_lm(Script::new([])).tokenizer_file("no/tokenizer.json");
     assert!(matches!(missing.build().unwrap_err(), Error::Io { .. }));
 }
