@@ -126,4 +126,7 @@ pub use model::{CausalLm, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
 pub use sampler::{Sampler, Sampling};
 pub use stats::StepStats;
-pub use weights::{FileDtype, Layout, TensorInfo, TensorSource, WeightStore, write_safetensors};
+pub use weights::{
+    FileDtype, GgufArray, GgufElement, GgufFile, GgufMetadata, GgufValue, Layout, TensorInfo,
+    TensorSource, WeightStore, write_safetensors,
+};

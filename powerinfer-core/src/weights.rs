@@ -2,6 +2,7 @@
 //! took is not overlooked.
 
 mod files;
+mod gguf;
 mod header;
 mod pytorch;
 mod writer;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
 
+pub use gguf::{GgufArray, GgufElement, GgufFile, GgufMetadata, GgufValue};
 pub use writer::write_safetensors;
 
 use crate::allocation::try_zeroed;
