@@ -290,6 +290,18 @@ pub enum Error {
         /// The type in the file.
         found: String,
     },
+    /// A number in a tensor cannot be computed with.
+    #[error("{path}: tensor `{name}`: expected {expected}, found {found}")]
+    TensorValue {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What would have been right.
+        expected: &'static str,
+        /// A number that is there.
+        found: f32,
+    },
     /// A tensor cannot be held in the format that was asked for.
     #[error("{path}: tensor `{name}`: {source}")]
     TensorFormat {

@@ -5,9 +5,11 @@ mod header;
 mod metadata;
 mod reader;
 mod split;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::header::Located;
 use super::{TensorInfo, TensorSource};
@@ -15,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::regular_file::RegularFile;
 use header::Header;
 pub use metadata::{GgufArray, GgufElement, GgufMetadata, GgufValue};
+pub use writer::{GgufHeader, write_gguf};
 
 /// An open GGUF file, or all parts of a split one, whose header has been checked.
 ///
@@ -27,8 +30,13 @@ pub use metadata::{GgufArray, GgufElement, GgufMetadata, GgufValue};
 /// println!("{}: {} tensors", file.metadata().str("general.architecture")?, file.tensors().len());
 /// # Ok::<(), powerinfer_core::Error>(())
 /// ```
+///
+/// Cloning shares the open files.
+#[derive(Debug, Clone)]
+pub struct GgufFile(Arc<Opened>);
+
 #[derive(Debug)]
-pub struct GgufFile {
+struct Opened {
     powerinfer: bool,
     metadata: GgufMetadata,
     files: Vec<RegularFile>,
@@ -50,73 +58,75 @@ impl GgufFile {
     /// [`Error::Io`]; before anything of a size that the file states is allocated:
     /// [`Error::NotGguf`], [`Error::GgufVersion`], [`Error::GgufHeader`], [`Error::TensorOverlap`],
     /// [`Error::DuplicateTensor`], [`Error::FileLength`] if the file is longer or shorter than its
-    /// tensors are; for split files [`Error::Metadata`], [`Error::ShardName`] and
-    /// [`Error::MissingShard`].
+    /// tensors are; for split files [`Error::Metadata`] and [`Error::MissingShard`].
     pub fn open(path: &Path) -> Result<Self> {
         let file = RegularFile::open(path)?;
-        let Header { powerinfer, values, tensors } = header::read(&file)?;
-        let metadata = GgufMetadata::new(path, values);
-        if let Some(parts) = split::parts(&metadata)? {
-            return Self::open_parts(&parts);
-        }
-        Self::of_file(powerinfer, metadata, file, tensors)
-    }
-
-    fn open_parts(parts: &[PathBuf]) -> Result<Self> {
-        let mut whole = Self::open_part(parts, 0)?;
-        for number in 1..parts.len() {
-            let part = Self::open_part(parts, number)?;
-            if part.powerinfer != whole.powerinfer {
-                let (path, found) = (parts[number].clone(), header::magic(part.powerinfer));
-                return Err(Error::NotGguf { path, found });
-            }
-            for file in part.files {
-                let places = part.tensors.values().map(|place| place.located.clone());
-                whole.add(file, places.collect())?;
-            }
-        }
-        split::check_whole(&whole.metadata, whole.tensors.len())?;
-        Ok(whole)
-    }
-
-    fn open_part(parts: &[PathBuf], number: usize) -> Result<Self> {
-        let file = split::open_part(parts, number)?;
-        let Header { powerinfer, values, tensors } = header::read(&file)?;
-        let metadata = GgufMetadata::new(&parts[number], values);
-        split::check_part(&metadata, number, parts.len())?;
-        Self::of_file(powerinfer, metadata, file, tensors)
-    }
-
-    fn of_file(
-        powerinfer: bool,
-        metadata: GgufMetadata,
-        file: RegularFile,
-        tensors: Vec<Located>,
-    ) -> Result<Self> {
-        let mut this = Self { powerinfer, metadata, files: Vec::new(), tensors: BTreeMap::new() };
-        this.add(file, tensors)?;
-        Ok(this)
+        let opened = Opened::read(path, file)?;
+        let opened = match split::parts(&opened.metadata)? {
+            Some(parts) => Opened::read_parts(&parts)?,
+            None => opened,
+        };
+        Ok(Self(Arc::new(opened)))
     }
 
     /// Whether the file begins with `PWRI`: it then holds `ffn_down_t` in place of `ffn_down`, and
     /// predictors.
     #[must_use]
     pub fn is_powerinfer(&self) -> bool {
-        self.powerinfer
+        self.0.powerinfer
     }
 
     /// The keys.
     #[must_use]
     pub fn metadata(&self) -> &GgufMetadata {
-        &self.metadata
+        &self.0.metadata
+    }
+
+    /// What the file says about a tensor.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.0.tensors.get(name).map(|place| &place.located.info)
     }
 
     /// The names of the tensors in the order of their data.
     #[must_use]
     pub fn names_in_order(&self) -> Vec<&str> {
-        let mut places: Vec<&Place> = self.tensors.values().collect();
+        let mut places: Vec<&Place> = self.0.tensors.values().collect();
         places.sort_by_key(|place| (place.file, place.located.offset));
         places.into_iter().map(|place| place.located.info.name.as_str()).collect()
+    }
+}
+
+impl Opened {
+    fn read(path: &Path, file: RegularFile) -> Result<Self> {
+        let Header { powerinfer, values, tensors } = header::read(&file)?;
+        let metadata = GgufMetadata::new(path, values);
+        let mut this = Self { powerinfer, metadata, files: Vec::new(), tensors: BTreeMap::new() };
+        this.add(file, tensors)?;
+        Ok(this)
+    }
+
+    fn read_parts(parts: &[PathBuf]) -> Result<Self> {
+        let mut whole = Self::read_part(parts, 0)?;
+        for number in 1..parts.len() {
+            let part = Self::read_part(parts, number)?;
+            if part.powerinfer != whole.powerinfer {
+                let (path, found) = (parts[number].clone(), header::magic(part.powerinfer));
+                return Err(Error::NotGguf { path, found });
+            }
+            for file in part.files {
+                let located = part.tensors.values().map(|place| place.located.clone());
+                whole.add(file, located.collect())?;
+            }
+        }
+        split::check_whole(&whole.metadata, whole.tensors.len())?;
+        Ok(whole)
+    }
+
+    fn read_part(parts: &[PathBuf], number: usize) -> Result<Self> {
+        let part = Self::read(&parts[number], split::open_part(parts, number)?)?;
+        split::check_part(&part.metadata, number, parts.len())?;
+        Ok(part)
     }
 
     fn add(&mut self, file: RegularFile, tensors: Vec<Located>) -> Result<()> {
@@ -138,19 +148,19 @@ impl GgufFile {
 
 impl TensorSource for GgufFile {
     fn tensors(&self) -> Vec<TensorInfo> {
-        self.tensors.values().map(|place| place.located.info.clone()).collect()
+        self.0.tensors.values().map(|place| place.located.info.clone()).collect()
     }
 
     fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()> {
-        let Some(Place { file, located }) = self.tensors.get(name) else {
+        let Some(Place { file, located }) = self.0.tensors.get(name) else {
             return Err(Error::MissingTensor { path: self.path(name), name: name.to_owned() });
         };
-        located.read(&self.files[*file], offset_bytes, out)
+        located.read(&self.0.files[*file], offset_bytes, out)
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        let file = self.tensors.get(name).map(|place| self.files[place.file].path());
-        file.unwrap_or(self.metadata.path()).to_owned()
+        let file = self.0.tensors.get(name).map(|place| self.0.files[place.file].path());
+        file.unwrap_or(self.0.metadata.path()).to_owned()
     }
 }
 

@@ -216,7 +216,7 @@ fn tensor(
     let Some(ggml_type) = GgmlType::find(id, powerinfer) else {
         return Err(reader.error(field("type"), "a number of ggml's list", id.to_string()));
     };
-    let size = size(&dims, ggml_type).filter(|&size| size <= reader.file_len());
+    let size = size_of(&dims, ggml_type).filter(|&size| size <= reader.file_len());
     let Some(size) = size else {
         let expected = format!("whole blocks of {} within the file", ggml_type.name);
         return Err(reader.error(field("dimensions"), expected, format!("{dims:?}")));
@@ -230,8 +230,15 @@ fn tensor(
     Ok(Located { info: TensorInfo { name, dtype: ggml_type.dtype(), shape }, offset, size })
 }
 
-/// Bytes of a tensor; `None` if they are not whole blocks or do not fit 64 bits.
-fn size(dims: &[u64], ggml_type: GgmlType) -> Option<u64> {
+/// Bytes of a tensor of that shape, outermost first; `None` if the format does not have it.
+pub(super) fn size(shape: &[usize], ggml_type: GgmlType) -> Option<u64> {
+    let dims: Vec<u64> = shape.iter().rev().map(|&dim| dim as u64).collect();
+    size_of(&dims, ggml_type).filter(|_| dims.len() <= MAX_DIMS as usize)
+}
+
+/// Bytes of a tensor, dimensions innermost first; `None` if they are not whole blocks or do not fit
+/// 64 bits.
+fn size_of(dims: &[u64], ggml_type: GgmlType) -> Option<u64> {
     let row_len = *dims.first()?;
     if dims.contains(&0) || !row_len.is_multiple_of(ggml_type.block_len) {
         return None;

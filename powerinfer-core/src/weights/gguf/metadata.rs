@@ -181,6 +181,11 @@ impl GgufArray {
         self.len == 0
     }
 
+    /// As in the file.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The strings of an array of strings, as bytes: the format asks for UTF-8, not every writer
     /// gives it. Nothing if the elements are no strings.
     pub fn byte_strings(&self) -> impl Iterator<Item = &[u8]> {
