@@ -98,8 +98,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
 /// # Errors
 /// [`Error::Core`].
 pub fn open(path: &Path, options: &LoadOptions) -> Result<(ModelConfig, WeightStore)> {
-    let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-    if path.is_file() || is_gguf && !path.is_dir() {
+    if is_gguf(path) {
         return gguf_names::open(path, options.gguf_activation);
     }
     let config = ModelConfig::from_dir(path, &registry::supported_model_types())?;
@@ -108,6 +107,12 @@ pub fn open(path: &Path, options: &LoadOptions) -> Result<(ModelConfig, WeightSt
         None => WeightStore::open(path)?,
     };
     Ok((config, store))
+}
+
+/// Whether a model is a GGUF file and no folder.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    let named_so = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    path.is_file() || named_so && !path.is_dir()
 }
 
 /// Builds a model of a known architecture from any source of weights.
