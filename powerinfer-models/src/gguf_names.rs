@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
-    BlockOrder, Error as CoreError, FileDtype, GgufContext, GgufFile, ModelConfig, PositionConfig,
-    Result as CoreResult, RopeScaling, RotaryConfig, TensorInfo, TensorSource, WeightStore,
+    BlockOrder, Error as CoreError, FileDtype, GgufContext, GgufFile, Holding, MappedTensor,
+    ModelConfig, PositionConfig, Result as CoreResult, RopeScaling, RotaryConfig, TensorInfo,
+    TensorSource, WeightStore,
 };
 use powerinfer_ops::Activation;
 
@@ -201,8 +202,12 @@ pub(crate) fn is_predictor(name: &str) -> bool {
 pub(crate) fn open(
     path: &Path,
     activation: Option<Activation>,
+    holding: Holding,
 ) -> Result<(ModelConfig, WeightStore)> {
-    let file = GgufFile::open(path)?;
+    let file = match holding {
+        Holding::Mapped => GgufFile::open_mapped(path)?,
+        _ => GgufFile::open(path)?,
+    };
     let config = config(&file, activation)?;
     let names = GgufNames::new(file, &config);
     Ok((config, WeightStore::from_source(Box::new(names))))
@@ -414,6 +419,19 @@ impl TensorSource for GgufNames {
             rest = after;
         }
         Ok(())
+    }
+
+    fn mapped(&self, name: &str) -> Option<MappedTensor> {
+        let entry = self.entries.get(name)?;
+        let mut tensor = self.file.mapped(&entry.name)?;
+        if entry.order != RowOrder::Same {
+            let n_rows = *entry.info.shape.first()?;
+            entry.order.of_stored(n_rows)?;
+            // rows of a matrix are counted in 32 bits
+            let places = (0..n_rows).map(|row| entry.order.stored(row) as u32);
+            tensor.order = Some(places.collect());
+        }
+        Some(tensor)
     }
 
     fn path(&self, name: &str) -> PathBuf {

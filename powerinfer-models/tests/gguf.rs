@@ -1,4 +1,5 @@
 //! A model written as a GGUF file, plain or PowerInfer's, and read back is the same model.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 #[path = "support/run.rs"]
 mod run;
@@ -7,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use powerinfer_core::{
-    CausalLm, FileDtype, GgufFile, Result as CoreResult, TensorInfo, TensorSource,
+    CausalLm, Error as CoreError, FileDtype, GgufFile, Holding, ModelConfig, Result as CoreResult,
+    Sparsity, TensorInfo, TensorSource,
 };
 use powerinfer_models::{
     ConvertOptions, Converted, Error, LoadOptions, PredictorSource, convert, gguf_predictor, load,
+    supported_model_types,
 };
 use powerinfer_ops::WeightFormat;
 use run::{MAX_BYTES, load_fixture_as, modes, random_tokens};
@@ -254,4 +257,122 @@ fn the_activation_is_the_callers_to_say() {
     assert_eq!(info(&relu).activation, "relu");
     let (file, folder) = (load(&path, &relu), load(&fixture.model_dir, &LoadOptions::default()));
     assert_same_bits(&logits(&*file.unwrap(), 5), &logits(&*folder.unwrap(), 5), "relu");
+}
+
+/// The model of the fixture in a file of that kind, loaded that way.
+fn loaded(path: &Path, options: &LoadOptions) -> Box<dyn CausalLm> {
+    load(path, options).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn mapped_and_resident_weights_give_the_same_logits() {
+    let mapped = LoadOptions::default().with_holding(Holding::Mapped);
+    for (fixture, powerinfer) in cases() {
+        for dtype in [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_0] {
+            let quantised = dtype.block_len() > 1;
+            if quantised && !fits_blocks(&fixture) {
+                continue;
+            }
+            let (_dir, path) = write(&fixture, &options(powerinfer, Some(dtype))).unwrap();
+            for &sparsity in modes(&fixture) {
+                let what =
+                    format!("{}, powerinfer {powerinfer}, {dtype}, {sparsity}", fixture.name);
+                let of = |options: LoadOptions| {
+                    logits(&*loaded(&path, &options.with_sparsity(sparsity)), 8)
+                };
+                let (file, memory) = (of(mapped.clone()), of(LoadOptions::default()));
+                if powerinfer || quantised {
+                    assert_same_bits(&file, &memory, &what);
+                } else {
+                    // resident down projections are summed neuron by neuron
+                    assert_close(&file, &memory, 1e-4, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Whether all widths of the model are whole blocks.
+fn fits_blocks(fixture: &Fixture) -> bool {
+    let config = ModelConfig::from_dir(&fixture.model_dir, &supported_model_types()).unwrap();
+    config.d_model.is_multiple_of(32) && config.d_ff.is_multiple_of(32)
+}
+
+#[test]
+fn a_quantised_down_projection_runs_in_full_or_is_quantised_anew_on_request() {
+    let fixture = Fixture::micro("llama-gqa-tied-theta");
+    let (_dir, path) = write(&fixture, &options(false, Some(WeightFormat::Q8_0))).unwrap();
+    let exact = LoadOptions::default().with_sparsity(Sparsity::Exact);
+    let dense = LoadOptions::default().with_sparsity(Sparsity::Dense);
+    let as_it_is = loaded(&path, &exact);
+    let expected = logits(&*as_it_is, 2);
+    assert_same_bits(&logits(&*loaded(&path, &dense), 2), &expected, "dense");
+    let noted = |model: &dyn CausalLm, text: &str| {
+        assert!(model.info().notes.iter().any(|note| note.contains(text)), "{text}");
+    };
+    noted(&*as_it_is, "stored by output");
+
+    let anew = loaded(&path, &exact.clone().with_requantised_down(true));
+    noted(&*anew, "rounded twice");
+    let found = logits(&*anew, 2);
+    assert_close(&found, &expected, 0.2, "quantised anew");
+    assert_ne!(found, expected);
+
+    // f32 holds what the file holds, so nothing is rounded and neurons can be skipped
+    let wide = loaded(&path, &exact.clone().with_dtype(Some(WeightFormat::F32)));
+    assert!(wide.info().notes.iter().all(|note| !note.contains("stored by output")));
+    assert_close(&logits(&*wide, 2), &expected, 0.2, "held as f32");
+
+    let hot = powerinfer_ops::NeuronIds::from_sorted((0..40).collect()).unwrap();
+    let placement = powerinfer_core::Placement::new(vec![hot; 3], 96).unwrap();
+    let split = exact.with_placement(placement);
+    let error = load(&path, &split).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::AcrossNeurons { format: "q8_0", .. })));
+    let split = loaded(&path, &split.with_requantised_down(true));
+    assert_close(&logits(&*split, 2), &found, 1e-4, "split");
+}
+
+#[test]
+fn a_folder_can_be_mapped_too() {
+    for name in ["llama-mha-untied-sharded", "falcon-40b-gqa", "opt-preln"] {
+        let fixture = Fixture::micro(name);
+        let mapped = LoadOptions::default().with_holding(Holding::Mapped);
+        let (file, memory) = (
+            loaded(&fixture.model_dir, &mapped),
+            loaded(&fixture.model_dir, &LoadOptions::default()),
+        );
+        assert_close(&logits(&*file, 4), &logits(&*memory, 4), 1e-4, name);
+    }
+}
+
+#[test]
+fn a_file_requantised_is_the_folder_quantised() {
+    let fixture = Fixture::micro("llama-gqa-tied-theta");
+    let (dir, wide) = write(&fixture, &options(false, None)).unwrap();
+    let narrow = dir.path().join("narrow.gguf");
+    for dtype in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
+        let to = ConvertOptions::default().with_powerinfer(true).with_dtype(Some(dtype));
+        convert(&wide, &narrow, &to, &mut |_, _| ()).unwrap();
+        let folder = load_fixture_as(&fixture, Sparsity::Exact, Some(dtype));
+        let file = loaded(&narrow, &LoadOptions::default());
+        assert_same_bits(&logits(&*file, 6), &logits(&*folder, 6), format!("{dtype}"));
+    }
+}
+
+#[test]
+fn progress_goes_from_nothing_to_all() {
+    // progress counts every byte once, in pieces that only grow
+    let fixture = Fixture::demo();
+    let dir = tempfile::tempdir().unwrap();
+    let mut told = Vec::new();
+    let converted = convert(
+        &fixture.model_dir,
+        &dir.path().join("m.gguf"),
+        &options(true, Some(WeightFormat::Q8_0)),
+        &mut |done, of| told.push((done, of)),
+    )
+    .unwrap();
+    let (last, of) = *told.last().unwrap();
+    assert_eq!(last, of);
+    assert!(of < converted.bytes && told.windows(2).all(|pair| pair[0].0 < pair[1].0));
 }

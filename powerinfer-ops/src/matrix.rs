@@ -243,12 +243,18 @@ impl NeuronMatrix {
         Ok(Self::owned(bytes, format, [n_neurons, d_model], [row_bytes, stride]))
     }
 
-    /// Copies some rows into a matrix of their own: the rows of one placement side.
+    /// Copies some rows into a matrix of their own: the rows of one placement side. Shared rows are
+    /// not copied but stay where they are.
     ///
     /// # Errors
     /// [`OpError::IdOutOfRange`] if an id is beyond the rows, [`OpError::Allocation`].
     pub fn pick_rows(&self, ids: &NeuronIds) -> Result<Self, OpError> {
         self.check_ids("NeuronMatrix::pick_rows", ids)?;
+        if let RowBytes::Shared(_) = &self.bytes {
+            let place = |&id: &u32| self.order.as_ref().map_or(id, |order| order[id as usize]);
+            let order = ids.as_slice().iter().map(place).collect();
+            return Ok(Self { order: Some(order), n_neurons: ids.len(), ..self.clone() });
+        }
         Self::try_from_rows(self.format, ids.len(), self.d_model, |row, bytes| {
             bytes.copy_from_slice(self.row(ids.as_slice()[row] as usize));
             Ok(())
@@ -432,6 +438,10 @@ mod tests {
             assert_eq!(same.row(row), owned.row(row));
             assert_eq!(turned.row(row), owned.row(other));
         }
+        let ids = NeuronIds::from_sorted(vec![0, 2]).unwrap();
+        let picked = turned.pick_rows(&ids).unwrap();
+        assert_eq!(picked.n_neurons(), 2);
+        assert_eq!((picked.row(0), picked.row(1)), (owned.row(2), owned.row(1)));
         for range in [1..30, 2..32] {
             assert!(matches!(shared(range, None), Err(OpError::ByteLength { expected: 30, .. })));
         }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::header::Located;
+use super::mapped::{MappedFile, MappedTensor};
 use super::{TensorInfo, TensorSource};
 use crate::error::{Error, Result};
 use crate::regular_file::RegularFile;
@@ -21,7 +22,7 @@ pub use writer::{GgufHeader, write_gguf};
 
 /// An open GGUF file, or all parts of a split one, whose header has been checked.
 ///
-/// Files are read at positions. Nothing of a tensor is in memory before it is read.
+/// Files are read at positions, unless they are mapped. Nothing of a tensor is in memory before it is read.
 ///
 /// # Examples
 /// ```no_run
@@ -40,6 +41,8 @@ struct Opened {
     powerinfer: bool,
     metadata: GgufMetadata,
     files: Vec<RegularFile>,
+    /// The same files in memory, if they are mapped.
+    maps: Vec<MappedFile>,
     tensors: BTreeMap<String, Place>,
 }
 
@@ -60,12 +63,17 @@ impl GgufFile {
     /// [`Error::DuplicateTensor`], [`Error::FileLength`] if the file is longer or shorter than its
     /// tensors are; for split files [`Error::Metadata`] and [`Error::MissingShard`].
     pub fn open(path: &Path) -> Result<Self> {
-        let file = RegularFile::open(path)?;
-        let opened = Opened::read(path, file)?;
-        let opened = match split::parts(&opened.metadata)? {
-            Some(parts) => Opened::read_parts(&parts)?,
-            None => opened,
-        };
+        Ok(Self(Arc::new(Opened::whole(path)?)))
+    }
+
+    /// As [`open`](Self::open), and maps the file: matrices that need no change are used where they
+    /// lie. See [`Holding::Mapped`](crate::Holding::Mapped) for what that asks of the file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_mapped(path: &Path) -> Result<Self> {
+        let mut opened = Opened::whole(path)?;
+        opened.maps = opened.files.iter().map(MappedFile::new).collect::<Result<_>>()?;
         Ok(Self(Arc::new(opened)))
     }
 
@@ -98,10 +106,19 @@ impl GgufFile {
 }
 
 impl Opened {
+    fn whole(path: &Path) -> Result<Self> {
+        let opened = Self::read(path, RegularFile::open(path)?)?;
+        match split::parts(&opened.metadata)? {
+            Some(parts) => Self::read_parts(&parts),
+            None => Ok(opened),
+        }
+    }
+
     fn read(path: &Path, file: RegularFile) -> Result<Self> {
         let Header { powerinfer, values, tensors } = header::read(&file)?;
         let metadata = GgufMetadata::new(path, values);
-        let mut this = Self { powerinfer, metadata, files: Vec::new(), tensors: BTreeMap::new() };
+        let (files, maps, places) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let mut this = Self { powerinfer, metadata, files, maps, tensors: places };
         this.add(file, tensors)?;
         Ok(this)
     }
@@ -156,6 +173,12 @@ impl TensorSource for GgufFile {
             return Err(Error::MissingTensor { path: self.path(name), name: name.to_owned() });
         };
         located.read(&self.0.files[*file], offset_bytes, out)
+    }
+
+    fn mapped(&self, name: &str) -> Option<MappedTensor> {
+        let Place { file, located } = self.0.tensors.get(name)?;
+        let bytes = self.0.maps.get(*file)?.part(located.offset, located.size);
+        Some(MappedTensor { bytes, order: None })
     }
 
     fn path(&self, name: &str) -> PathBuf {
