@@ -128,6 +128,7 @@ pub use placement::Placement;
 pub use sampler::{Sampler, Sampling};
 pub use stats::StepStats;
 pub use weights::{
-    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, Holding,
-    Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf, write_safetensors,
+    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
+    Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,
+    write_safetensors,
 };

@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
 
-pub use gguf::{GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, write_gguf};
+pub use gguf::{
+    GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex, write_gguf,
+};
 pub use mapped::{Holding, MappedTensor};
 pub use writer::write_safetensors;
 

@@ -1,6 +1,7 @@
 //! GGUF files, plain and PowerInfer's: keys and tensors, in one file or split over several.
 
 mod ggml_type;
+mod gpu_index;
 mod header;
 mod metadata;
 mod reader;
@@ -16,6 +17,7 @@ use super::mapped::{MappedFile, MappedTensor};
 use super::{TensorInfo, TensorSource};
 use crate::error::{Error, Result};
 use crate::regular_file::RegularFile;
+pub use gpu_index::GpuIndex;
 use header::Header;
 pub use metadata::{GgufArray, GgufElement, GgufMetadata, GgufValue};
 pub use writer::{GgufHeader, write_gguf};
@@ -49,6 +51,8 @@ struct Opened {
 #[derive(Debug)]
 struct Place {
     file: usize,
+    /// Position in the table of the file.
+    index: usize,
     located: Located,
 }
 
@@ -96,11 +100,11 @@ impl GgufFile {
         self.0.tensors.get(name).map(|place| &place.located.info)
     }
 
-    /// The names of the tensors in the order of their data.
+    /// The names of the tensors in the order in which the file lists them.
     #[must_use]
     pub fn names_in_order(&self) -> Vec<&str> {
         let mut places: Vec<&Place> = self.0.tensors.values().collect();
-        places.sort_by_key(|place| (place.file, place.located.offset));
+        places.sort_by_key(|place| (place.file, place.index));
         places.into_iter().map(|place| place.located.info.name.as_str()).collect()
     }
 }
@@ -132,7 +136,9 @@ impl Opened {
                 return Err(Error::NotGguf { path, found });
             }
             for file in part.files {
-                let located = part.tensors.values().map(|place| place.located.clone());
+                let mut places: Vec<&Place> = part.tensors.values().collect();
+                places.sort_by_key(|place| place.index);
+                let located = places.into_iter().map(|place| place.located.clone());
                 whole.add(file, located.collect())?;
             }
         }
@@ -147,9 +153,9 @@ impl Opened {
     }
 
     fn add(&mut self, file: RegularFile, tensors: Vec<Located>) -> Result<()> {
-        for located in tensors {
+        for (index, located) in tensors.into_iter().enumerate() {
             let name = located.info.name.clone();
-            let place = Place { file: self.files.len(), located };
+            let place = Place { file: self.files.len(), index, located };
             if let Some(other) = self.tensors.insert(name.clone(), place) {
                 return Err(Error::DuplicateTensor {
                     name,
@@ -169,14 +175,14 @@ impl TensorSource for GgufFile {
     }
 
     fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()> {
-        let Some(Place { file, located }) = self.0.tensors.get(name) else {
+        let Some(Place { file, located, .. }) = self.0.tensors.get(name) else {
             return Err(Error::MissingTensor { path: self.path(name), name: name.to_owned() });
         };
         located.read(&self.0.files[*file], offset_bytes, out)
     }
 
     fn mapped(&self, name: &str) -> Option<MappedTensor> {
-        let Place { file, located } = self.0.tensors.get(name)?;
+        let Place { file, located, .. } = self.0.tensors.get(name)?;
         let bytes = self.0.maps.get(*file)?.part(located.offset, located.size);
         Some(MappedTensor { bytes, order: None })
     }
