@@ -52,8 +52,8 @@ fn a_placement_of_another_model_is_refused() {
 
 #[test]
 fn oracle_mask_equals_dense() {
-    let (n, d, n_tokens) = (96, 64, 5);
     for format in WeightFormat::ALL {
+        let (n, d, n_tokens) = (96, 64usize.next_multiple_of(format.block_len()), 5);
         let m = |seed| {
             let values = Seeded::new(seed).normal(n * d);
             NeuronMatrix::from_f32(format, n, d, &values).unwrap()
