@@ -118,7 +118,7 @@ mod sampler;
 mod stats;
 mod weights;
 
-pub use config::{BlockOrder, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
+pub use config::{BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
 pub use error::{Error, Result};
 pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStats};
 pub use kv_cache::{KvCache, KvShape, LayerPages};
@@ -126,4 +126,7 @@ pub use model::{CausalLm, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
 pub use sampler::{Sampler, Sampling};
 pub use stats::StepStats;
-pub use weights::{FileDtype, Layout, TensorInfo, TensorSource, WeightStore, write_safetensors};
+pub use weights::{
+    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, Layout,
+    TensorInfo, TensorSource, WeightStore, write_gguf, write_safetensors,
+};

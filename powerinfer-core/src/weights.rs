@@ -2,6 +2,7 @@
 //! took is not overlooked.
 
 mod files;
+mod gguf;
 mod header;
 mod pytorch;
 mod writer;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
 
+pub use gguf::{GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, write_gguf};
 pub use writer::write_safetensors;
 
 use crate::allocation::try_zeroed;
@@ -169,6 +171,12 @@ impl WeightStore {
             tensors.entry(info.name.clone()).or_insert(Entry { info, taken: false });
         }
         Self { source, tensors }
+    }
+
+    /// What the tensors are read from.
+    #[must_use]
+    pub fn source(&self) -> &dyn TensorSource {
+        self.source.as_ref()
     }
 
     /// Whether there is a tensor of that name.

@@ -43,11 +43,12 @@
 //!
 //! # Limits
 //!
-//! Weights come from safetensors, or on request from PyTorch files. Everything runs on the CPU.
+//! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
 mod error;
 mod falcon;
+mod gguf_names;
 pub mod layers;
 mod llama;
 mod load;
@@ -57,6 +58,6 @@ mod registry;
 pub mod synthetic;
 
 pub use error::{Error, Result};
-pub use load::{LoadOptions, load};
+pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use registry::supported_model_types;

@@ -5,11 +5,11 @@ use std::path::Path;
 use powerinfer_core::{
     CausalLm, Error as CoreError, ModelConfig, Placement, Sparsity, WeightStore,
 };
-use powerinfer_ops::WeightFormat;
+use powerinfer_ops::{Activation, WeightFormat};
 
 use crate::error::{Error, Result};
 use crate::loader::Loader;
-use crate::registry;
+use crate::{gguf_names, registry};
 
 /// How to hold and run a model.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +24,9 @@ pub struct LoadOptions {
     /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
     /// reads none. See [`WeightStore::open_with_pytorch`] for whom to trust.
     pub pytorch_bytes: Option<u64>,
+    /// What a GGUF file's networks apply to their gates, where the file does not say it or says it
+    /// wrongly; a folder's `config.json` always says it.
+    pub gguf_activation: Option<Activation>,
 }
 
 impl LoadOptions {
@@ -48,6 +51,14 @@ impl LoadOptions {
         self
     }
 
+    /// Says which activation the model in a GGUF file has: plain files of ReLU models name none,
+    /// and are otherwise taken for what they look like, SiLU models.
+    #[must_use]
+    pub fn with_gguf_activation(mut self, activation: Activation) -> Self {
+        self.gguf_activation = Some(activation);
+        self
+    }
+
     /// Splits the neurons of each layer into hot and cold.
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
@@ -56,9 +67,12 @@ impl LoadOptions {
     }
 }
 
-/// Loads a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
+/// Loads a model.
+///
+/// `path` is a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
 /// `model.safetensors` or the shards of `model.safetensors.index.json`; on request
-/// `pytorch_model.bin` or its shards.
+/// `pytorch_model.bin` or its shards. Or it is a GGUF file, plain or PowerInfer's, which says all
+/// that itself; see [`ModelConfig::from_gguf`] for how its activation is found.
 ///
 /// Runs on the current thread pool; see [`ThreadPool`](powerinfer_ops::ThreadPool).
 ///
@@ -73,13 +87,27 @@ impl LoadOptions {
 /// println!("{:?}", model.info());
 /// # Ok::<(), powerinfer_models::Error>(())
 /// ```
-pub fn load(dir: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
-    let config = ModelConfig::from_dir(dir, &registry::supported_model_types())?;
-    let store = match options.pytorch_bytes {
-        Some(max_bytes) => WeightStore::open_with_pytorch(dir, max_bytes)?,
-        None => WeightStore::open(dir)?,
-    };
+pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
+    let (config, store) = open(path, options)?;
     build(&config, store, options)
+}
+
+/// Opens a model without loading it: its configuration, and its tensors under the names that
+/// Hugging Face gives them. Of the options only those that say what is read matter.
+///
+/// # Errors
+/// [`Error::Core`].
+pub fn open(path: &Path, options: &LoadOptions) -> Result<(ModelConfig, WeightStore)> {
+    let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    if path.is_file() || is_gguf && !path.is_dir() {
+        return gguf_names::open(path, options.gguf_activation);
+    }
+    let config = ModelConfig::from_dir(path, &registry::supported_model_types())?;
+    let store = match options.pytorch_bytes {
+        Some(max_bytes) => WeightStore::open_with_pytorch(path, max_bytes)?,
+        None => WeightStore::open(path)?,
+    };
+    Ok((config, store))
 }
 
 /// Builds a model of a known architecture from any source of weights.
@@ -101,7 +129,9 @@ pub(crate) fn build(
     let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
-    let ignored = store.finish(&architecture.is_ignorable)?;
+    let is_ignorable =
+        |name: &str| (architecture.is_ignorable)(name) || gguf_names::is_predictor(name);
+    let ignored = store.finish(&is_ignorable)?;
     model.describe(config, sparsity, loaded, &ignored);
     Ok(Box::new(model))
 }

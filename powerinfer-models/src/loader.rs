@@ -3,6 +3,7 @@
 use powerinfer_core::{Layout, Placement, Result, WeightStore};
 use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
+use crate::gguf_names::by_neuron;
 use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
 
 /// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
@@ -163,7 +164,7 @@ impl<'a> Loader<'a> {
         let weight = |prefix: &str| format!("{prefix}.weight");
         let gate = self.matrix(&weight(tensors.gate), d_ff, d_model)?;
         let up = tensors.up.map(|up| self.matrix(&weight(up), d_ff, d_model)).transpose()?;
-        let down = self.take(&weight(tensors.down), d_ff, d_model, Layout::Transposed)?;
+        let down = self.down(tensors.down, d_ff, d_model)?;
         let gate_bias = self.bias(tensors.gate, d_ff, bias)?;
         let up_bias = match tensors.up {
             Some(up) => self.bias(up, d_ff, bias)?,
@@ -181,6 +182,15 @@ impl<'a> Loader<'a> {
             None => vec![FfnShard::whole(weights)],
         };
         SparseFfn::new(shards, down_bias)
+    }
+
+    /// Takes a down projection, whichever way the file holds it.
+    fn down(&mut self, prefix: &str, d_ff: usize, d_model: usize) -> Result<NeuronMatrix> {
+        let by_neuron = format!("{}.weight", by_neuron(prefix));
+        if self.contains(&by_neuron) {
+            return self.take(&by_neuron, d_ff, d_model, Layout::NeuronMajor);
+        }
+        self.take(&format!("{prefix}.weight"), d_ff, d_model, Layout::Transposed)
     }
 
     /// What was loaded.

@@ -145,18 +145,7 @@ impl TensorSource for WeightFiles {
         let Some(Place { file, located }) = self.tensors.get(name) else {
             return Err(Error::MissingTensor { path: self.path.clone(), name: name.to_owned() });
         };
-        let file = &self.files[*file];
-        let len = out.len() as u64;
-        if offset_bytes.checked_add(len).is_none_or(|end| end > located.size) {
-            return Err(Error::TensorRange {
-                path: file.path().to_owned(),
-                name: name.to_owned(),
-                offset: offset_bytes,
-                len,
-                size: located.size,
-            });
-        }
-        file.read_at(located.offset + offset_bytes, out)
+        located.read(&self.files[*file], offset_bytes, out)
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -24,7 +24,12 @@ impl Rotary {
     pub fn new(config: &RotaryConfig, d_head: usize) -> Self {
         let frequency = |i: usize| {
             let plain = config.theta.powf(-(2.0 * i as f64) / d_head as f64);
-            scaled(plain, &config.scaling) as f32
+            match &config.scaling {
+                RopeScaling::Factors { divisors } => {
+                    (plain / divisors.get(i).map_or(1.0, |&divisor| f64::from(divisor))) as f32
+                }
+                scaling => scaled(plain, scaling) as f32,
+            }
         };
         Self { frequencies: (0..d_head / 2).map(frequency).collect() }
     }
