@@ -69,8 +69,8 @@ impl Engine {
         self.0.model.info()
     }
 
-    /// The tokenizer; `None` for a model folder without `tokenizer.json` and for a model of one's
-    /// own that was given none.
+    /// The tokenizer; `None` for a model folder without `tokenizer.json`, for a GGUF file without a
+    /// vocabulary and for a model of one's own that was given none.
     #[must_use]
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.0.tokenizer.as_ref()
@@ -119,9 +119,10 @@ pub struct EngineBuilder {
 
 impl EngineBuilder {
     /// A folder in Hugging Face layout: `config.json`, `model.safetensors` or
-    /// `model.safetensors.index.json` with its shards, and, if there is one, `tokenizer.json`.
-    pub fn model(mut self, folder: impl AsRef<Path>) -> Self {
-        self.folder = Some(folder.as_ref().to_path_buf());
+    /// `model.safetensors.index.json` with its shards, and, if there is one, `tokenizer.json`. Or a
+    /// GGUF file, whose keys hold its tokenizer, too; of one in parts any part.
+    pub fn model(mut self, path: impl AsRef<Path>) -> Self {
+        self.folder = Some(path.as_ref().to_path_buf());
         self
     }
 
@@ -240,9 +241,12 @@ fn refuse(field: &'static str, is_auto: bool, found: &dyn ToString) -> Result<()
     })
 }
 
-/// The tokenizer of a model folder, which may have none.
-fn tokenizer_in(folder: &Path) -> Result<Option<Tokenizer>> {
-    match Tokenizer::from_file(folder.join("tokenizer.json")) {
+/// The tokenizer of a GGUF file or of a model folder, either of which may have none.
+fn tokenizer_in(model: &Path) -> Result<Option<Tokenizer>> {
+    if model.is_file() {
+        return Tokenizer::in_gguf(model);
+    }
+    match Tokenizer::from_file(model.join("tokenizer.json")) {
         Ok(tokenizer) => Ok(Some(tokenizer)),
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
