@@ -312,6 +312,20 @@ pub enum Error {
         /// What the format asks for.
         source: Box<OpError>,
     },
+    /// The blocks of a quantised tensor run across neurons, so that no neuron's part of it can be
+    /// taken alone.
+    #[error(
+        "{path}: tensor `{name}`: blocks of {format} run across neurons, so they cannot be split \
+         into shards; ask for it to be quantised anew by neuron"
+    )]
+    AcrossNeurons {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        format: &'static str,
+    },
     /// A read would leave the bytes of its tensor.
     #[error("{path}: tensor `{name}` has {size} bytes, cannot read {len} at {offset}")]
     TensorRange {

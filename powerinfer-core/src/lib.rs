@@ -99,11 +99,12 @@
 //!
 //! # Limits
 //!
-//! - Weights: safetensors, one file or shards with an index, of f32, f16 and bf16.
+//! - Weights: safetensors, one file or shards with an index, of f32, f16 and bf16; GGUF, plain and
+//!   PowerInfer's, of these and of the quantised types that [`powerinfer_ops`] computes.
 //! - Configurations: those of Hugging Face for models with rotary embedding (unscaled, linear,
 //!   llama3) and a ReLU or SiLU feed-forward network.
 //! - One sequence a cache; its context is full when it is full, nothing is shifted out.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod allocation;
 mod config;
@@ -127,6 +128,7 @@ pub use placement::Placement;
 pub use sampler::{Sampler, Sampling};
 pub use stats::StepStats;
 pub use weights::{
-    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, Layout,
-    TensorInfo, TensorSource, WeightStore, write_gguf, write_safetensors,
+    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
+    Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,
+    write_safetensors,
 };

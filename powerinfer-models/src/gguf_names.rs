@@ -5,16 +5,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
-    BlockOrder, Error as CoreError, FileDtype, GgufContext, GgufFile, ModelConfig, PositionConfig,
-    Result as CoreResult, RopeScaling, RotaryConfig, TensorInfo, TensorSource, WeightStore,
+    BlockOrder, Error as CoreError, FileDtype, GgufContext, GgufFile, Holding, MappedTensor,
+    ModelConfig, PositionConfig, Result as CoreResult, RopeScaling, RotaryConfig, TensorInfo,
+    TensorSource, WeightStore,
 };
 use powerinfer_ops::Activation;
 
 use crate::error::Result;
 
-const EMBEDDING: &str = "token_embd.weight";
-const HEAD: &str = "output.weight";
-const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
+pub(crate) const HEAD: &str = "output.weight";
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Where a part of a model lies in a Hugging Face file and where in a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +29,7 @@ struct Part {
 
 /// How the rows of a tensor are arranged in a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rows {
+pub(crate) enum Rows {
     /// As in a Hugging Face file.
     Same,
     /// Those of queries: in each head, the pairs that turn together lie side by side.
@@ -39,7 +40,7 @@ enum Rows {
 
 /// What is called what in a family of architectures.
 #[derive(Debug)]
-struct Family {
+pub(crate) struct Family {
     /// Parts that are there once.
     model: &'static [Part],
     /// What the names of a layer's parts begin with, before and after its number.
@@ -122,14 +123,67 @@ const FALCON_TWO_NORMS: Family =
     falcon!(part("attn_norm", "ln_mlp"), part("attn_norm_2", "ln_attn"));
 
 impl Family {
-    fn of(config: &ModelConfig) -> &'static Self {
+    pub(crate) fn of(config: &ModelConfig) -> &'static Self {
         match (config.model_type.as_str(), config.block_order) {
             ("opt", _) => &OPT,
-            ("falcon", BlockOrder::ParallelTwoNorms) => &FALCON_TWO_NORMS,
-            ("falcon", _) => &FALCON_ONE_NORM,
-            _ => &LLAMA,
+            _ if !Self::is_falcon(config) => &LLAMA,
+            (_, BlockOrder::ParallelTwoNorms) => &FALCON_TWO_NORMS,
+            _ => &FALCON_ONE_NORM,
         }
     }
+
+    /// Whether a model is a Falcon, under any of the names that these have had.
+    pub(crate) fn is_falcon(config: &ModelConfig) -> bool {
+        matches!(config.model_type.as_str(), "falcon" | "RefinedWeb" | "RefinedWebModel")
+    }
+
+    /// Where a tensor goes that has a Hugging Face name; `None` if it is no part of the model.
+    pub(crate) fn target(&self, name: &str) -> Option<Target> {
+        let (prefix, kind) = name.rsplit_once('.')?;
+        if !matches!(kind, "weight" | "bias") {
+            return None;
+        }
+        if let Some(part) = self.model.iter().find(|part| part.hf == prefix) {
+            let name = format!("{}.{kind}", part.gguf);
+            return Some(Target { name, rows: part.rows, down: None });
+        }
+        let (before, after) = self.layer;
+        let (layer, prefix) = prefix.strip_prefix(before)?.split_once(after)?;
+        let layer: usize = layer.parse().ok()?;
+        let by_neuron = prefix == by_neuron(self.down);
+        if by_neuron || prefix == self.down {
+            // completed by whoever knows the kind of file
+            let name = format!("blk.{layer}.ffn_down");
+            let down = (kind == "weight").then_some(by_neuron);
+            return Some(Target { name: format!("{name}.{kind}"), rows: Rows::Same, down });
+        }
+        let part = self.parts.iter().find(|part| part.hf == prefix)?;
+        Some(Target {
+            name: format!("blk.{layer}.{}.{kind}", part.gguf),
+            rows: part.rows,
+            down: None,
+        })
+    }
+
+    /// The weights that every model of the family has, by their names in a GGUF file.
+    pub(crate) fn required(&self, n_layers: usize) -> impl Iterator<Item = String> {
+        let model = self.model.iter().map(|part| format!("{}.weight", part.gguf));
+        let parts = self.parts.iter().map(|part| part.gguf).chain(["ffn_down"]);
+        let layers = (0..n_layers).flat_map(move |layer| {
+            parts.clone().map(move |part| format!("blk.{layer}.{part}.weight"))
+        });
+        model.filter(|name| name != HEAD).chain(layers)
+    }
+}
+
+/// Where a tensor goes in a GGUF file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Its name in a plain file.
+    pub(crate) name: String,
+    pub(crate) rows: Rows,
+    /// For the weights of a down projection: whether they are `[d_ff, d_model]`.
+    pub(crate) down: Option<bool>,
 }
 
 /// What the names of a down projection begin with that a file holds as `[d_ff, d_model]`: no
@@ -148,8 +202,12 @@ pub(crate) fn is_predictor(name: &str) -> bool {
 pub(crate) fn open(
     path: &Path,
     activation: Option<Activation>,
+    holding: Holding,
 ) -> Result<(ModelConfig, WeightStore)> {
-    let file = GgufFile::open(path)?;
+    let file = match holding {
+        Holding::Mapped => GgufFile::open_mapped(path)?,
+        _ => GgufFile::open(path)?,
+    };
     let config = config(&file, activation)?;
     let names = GgufNames::new(file, &config);
     Ok((config, WeightStore::from_source(Box::new(names))))
@@ -280,7 +338,7 @@ pub(crate) enum RowOrder {
 }
 
 impl RowOrder {
-    fn new(rows: Rows, config: &ModelConfig) -> Self {
+    pub(crate) fn new(rows: Rows, config: &ModelConfig) -> Self {
         let d_head = config.d_head;
         match rows {
             Rows::Same => Self::Same,
@@ -315,6 +373,23 @@ impl RowOrder {
     }
 }
 
+impl RowOrder {
+    /// For each row of a GGUF file the row of a Hugging Face file; `None` if there cannot be so
+    /// many.
+    pub(crate) fn of_stored(self, n_rows: usize) -> Option<Vec<usize>> {
+        let fits = match self {
+            Self::Same => true,
+            Self::Pairs { d_head } => n_rows.is_multiple_of(d_head),
+            Self::Fused { n_kv_heads, group, d_head } => {
+                n_rows == (group + 2) * n_kv_heads * d_head
+            }
+        };
+        let mut rows = vec![0; if fits { n_rows } else { return None }];
+        (0..n_rows).for_each(|row| rows[self.stored(row)] = row);
+        Some(rows)
+    }
+}
+
 impl TensorSource for GgufNames {
     fn tensors(&self) -> Vec<TensorInfo> {
         self.entries.values().map(|entry| entry.info.clone()).collect()
@@ -344,6 +419,19 @@ impl TensorSource for GgufNames {
             rest = after;
         }
         Ok(())
+    }
+
+    fn mapped(&self, name: &str) -> Option<MappedTensor> {
+        let entry = self.entries.get(name)?;
+        let mut tensor = self.file.mapped(&entry.name)?;
+        if entry.order != RowOrder::Same {
+            let n_rows = *entry.info.shape.first()?;
+            entry.order.of_stored(n_rows)?;
+            // rows of a matrix are counted in 32 bits
+            let places = (0..n_rows).map(|row| entry.order.stored(row) as u32);
+            tensor.order = Some(places.collect());
+        }
+        Some(tensor)
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -46,9 +46,11 @@
 //! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
+mod convert;
 mod error;
 mod falcon;
 mod gguf_names;
+mod gguf_predictor;
 pub mod layers;
 mod llama;
 mod load;
@@ -57,7 +59,9 @@ mod opt;
 mod registry;
 pub mod synthetic;
 
+pub use convert::{ConvertOptions, Converted, PredictorSource, convert};
 pub use error::{Error, Result};
+pub use gguf_predictor::{MlpPredictorWeights, gguf_predictor};
 pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use registry::supported_model_types;

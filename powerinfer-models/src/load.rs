@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, ModelConfig, Placement, Sparsity, WeightStore,
+    CausalLm, Error as CoreError, Holding, ModelConfig, Placement, Sparsity, WeightStore,
 };
 use powerinfer_ops::{Activation, WeightFormat};
 
@@ -27,6 +27,12 @@ pub struct LoadOptions {
     /// What a GGUF file's networks apply to their gates, where the file does not say it or says it
     /// wrongly; a folder's `config.json` always says it.
     pub gguf_activation: Option<Activation>,
+    /// Whether weights are copied into memory or used where they lie in the file.
+    pub holding: Holding,
+    /// Quantises a down projection anew whose blocks run across neurons, as in plain quantised GGUF
+    /// files, so that the rows of neurons that do not fire need not be read. It rounds a second
+    /// time; without this the projection stays as it is and is computed in full.
+    pub requantise_down: bool,
 }
 
 impl LoadOptions {
@@ -56,6 +62,20 @@ impl LoadOptions {
     #[must_use]
     pub fn with_gguf_activation(mut self, activation: Activation) -> Self {
         self.gguf_activation = Some(activation);
+        self
+    }
+
+    /// Copies weights into memory or uses them where they lie.
+    #[must_use]
+    pub fn with_holding(mut self, holding: Holding) -> Self {
+        self.holding = holding;
+        self
+    }
+
+    /// Quantises down projections anew where their blocks run across neurons.
+    #[must_use]
+    pub fn with_requantised_down(mut self, requantise: bool) -> Self {
+        self.requantise_down = requantise;
         self
     }
 
@@ -98,16 +118,22 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
 /// # Errors
 /// [`Error::Core`].
 pub fn open(path: &Path, options: &LoadOptions) -> Result<(ModelConfig, WeightStore)> {
-    let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-    if path.is_file() || is_gguf && !path.is_dir() {
-        return gguf_names::open(path, options.gguf_activation);
+    if is_gguf(path) {
+        return gguf_names::open(path, options.gguf_activation, options.holding);
     }
     let config = ModelConfig::from_dir(path, &registry::supported_model_types())?;
-    let store = match options.pytorch_bytes {
-        Some(max_bytes) => WeightStore::open_with_pytorch(path, max_bytes)?,
-        None => WeightStore::open(path)?,
+    let store = match (options.holding, options.pytorch_bytes) {
+        (Holding::Mapped, _) => WeightStore::open_mapped(path)?,
+        (_, Some(max_bytes)) => WeightStore::open_with_pytorch(path, max_bytes)?,
+        (_, None) => WeightStore::open(path)?,
     };
     Ok((config, store))
+}
+
+/// Whether a model is a GGUF file and no folder.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    let named_so = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    path.is_file() || named_so && !path.is_dir()
 }
 
 /// Builds a model of a known architecture from any source of weights.
@@ -126,7 +152,9 @@ pub(crate) fn build(
     if let Some(placement) = &options.placement {
         placement.check(config.n_layers, config.d_ff)?;
     }
-    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
+    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
+        .with_holding(options.holding)
+        .with_requantised_down(options.requantise_down);
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
     let is_ignorable =

@@ -15,6 +15,8 @@ pub struct Workspace {
     pub(crate) h: Vec<f32>,
     /// Up values of many tokens, `[n_tokens, n_neurons]`.
     pub(crate) up: Vec<f32>,
+    /// Neurons of one token that fire.
+    pub(crate) fired: Vec<u32>,
     /// Of one token.
     pub(crate) step: StepScratch,
 }
@@ -23,6 +25,8 @@ impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        (self.h.capacity() + self.up.capacity()) * size_of::<f32>() + self.step.size_bytes()
+        let values = self.h.capacity() + self.up.capacity();
+        let ids = self.fired.capacity() * size_of::<u32>();
+        values * size_of::<f32>() + ids + self.step.size_bytes()
     }
 }

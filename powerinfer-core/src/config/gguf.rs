@@ -19,6 +19,8 @@ const ARCHITECTURES: [&str; 4] = ["llama", "bamboo", "falcon", "opt"];
 const ACTIVATION_KEY: &str = "powerinfer.activation";
 /// Our own: the threshold of `fatrelu`.
 const FATRELU_KEY: &str = "powerinfer.fatrelu_threshold";
+/// Our own: the tokens that end a text, for which the format has room for one or two.
+const EOS_KEY: &str = "powerinfer.eos_token_ids";
 /// No key of OPT states it; it is that of the library the models were trained with.
 const OPT_NORM_EPS: f64 = 1e-5;
 /// OPT's table of positions begins with rows that belong to none, and its context length counts
@@ -128,6 +130,7 @@ impl Keys<'_> {
         // the end of a text and the end of a turn
         config.add_eos_token_ids(self.token("eos")?.into_iter().collect());
         config.add_eos_token_ids(self.token("eot")?.into_iter().collect());
+        config.add_eos_token_ids(self.more_ends()?);
         Ok(config)
     }
 
@@ -339,6 +342,18 @@ impl Keys<'_> {
                 Err(self.metadata.error(&key, format!("a token id below {vocab_size}")))
             }
         }
+    }
+}
+
+impl Keys<'_> {
+    /// All tokens that end a text, where there are several.
+    fn more_ends(&self) -> Result<Vec<u32>> {
+        let ids = self.metadata.optional_u32s(EOS_KEY)?.unwrap_or_default();
+        let vocab_size = self.context.vocab_size;
+        if ids.iter().any(|&id| id as usize >= vocab_size) {
+            return Err(self.metadata.error(EOS_KEY, format!("token ids below {vocab_size}")));
+        }
+        Ok(ids)
     }
 }
 

@@ -1,6 +1,7 @@
 //! GGUF files, plain and PowerInfer's: keys and tensors, in one file or split over several.
 
 mod ggml_type;
+mod gpu_index;
 mod header;
 mod metadata;
 mod reader;
@@ -12,16 +13,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::header::Located;
+use super::mapped::{MappedFile, MappedTensor};
 use super::{TensorInfo, TensorSource};
 use crate::error::{Error, Result};
 use crate::regular_file::RegularFile;
+pub use gpu_index::GpuIndex;
 use header::Header;
 pub use metadata::{GgufArray, GgufElement, GgufMetadata, GgufValue};
 pub use writer::{GgufHeader, write_gguf};
 
 /// An open GGUF file, or all parts of a split one, whose header has been checked.
 ///
-/// Files are read at positions. Nothing of a tensor is in memory before it is read.
+/// Files are read at positions, unless they are mapped. Nothing of a tensor is in memory before it is read.
 ///
 /// # Examples
 /// ```no_run
@@ -40,12 +43,16 @@ struct Opened {
     powerinfer: bool,
     metadata: GgufMetadata,
     files: Vec<RegularFile>,
+    /// The same files in memory, if they are mapped.
+    maps: Vec<MappedFile>,
     tensors: BTreeMap<String, Place>,
 }
 
 #[derive(Debug)]
 struct Place {
     file: usize,
+    /// Position in the table of the file.
+    index: usize,
     located: Located,
 }
 
@@ -60,12 +67,17 @@ impl GgufFile {
     /// [`Error::DuplicateTensor`], [`Error::FileLength`] if the file is longer or shorter than its
     /// tensors are; for split files [`Error::Metadata`] and [`Error::MissingShard`].
     pub fn open(path: &Path) -> Result<Self> {
-        let file = RegularFile::open(path)?;
-        let opened = Opened::read(path, file)?;
-        let opened = match split::parts(&opened.metadata)? {
-            Some(parts) => Opened::read_parts(&parts)?,
-            None => opened,
-        };
+        Ok(Self(Arc::new(Opened::whole(path)?)))
+    }
+
+    /// As [`open`](Self::open), and maps the file: matrices that need no change are used where they
+    /// lie. See [`Holding::Mapped`](crate::Holding::Mapped) for what that asks of the file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_mapped(path: &Path) -> Result<Self> {
+        let mut opened = Opened::whole(path)?;
+        opened.maps = opened.files.iter().map(MappedFile::new).collect::<Result<_>>()?;
         Ok(Self(Arc::new(opened)))
     }
 
@@ -88,20 +100,29 @@ impl GgufFile {
         self.0.tensors.get(name).map(|place| &place.located.info)
     }
 
-    /// The names of the tensors in the order of their data.
+    /// The names of the tensors in the order in which the file lists them.
     #[must_use]
     pub fn names_in_order(&self) -> Vec<&str> {
         let mut places: Vec<&Place> = self.0.tensors.values().collect();
-        places.sort_by_key(|place| (place.file, place.located.offset));
+        places.sort_by_key(|place| (place.file, place.index));
         places.into_iter().map(|place| place.located.info.name.as_str()).collect()
     }
 }
 
 impl Opened {
+    fn whole(path: &Path) -> Result<Self> {
+        let opened = Self::read(path, RegularFile::open(path)?)?;
+        match split::parts(&opened.metadata)? {
+            Some(parts) => Self::read_parts(&parts),
+            None => Ok(opened),
+        }
+    }
+
     fn read(path: &Path, file: RegularFile) -> Result<Self> {
         let Header { powerinfer, values, tensors } = header::read(&file)?;
         let metadata = GgufMetadata::new(path, values);
-        let mut this = Self { powerinfer, metadata, files: Vec::new(), tensors: BTreeMap::new() };
+        let (files, maps, places) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let mut this = Self { powerinfer, metadata, files, maps, tensors: places };
         this.add(file, tensors)?;
         Ok(this)
     }
@@ -115,7 +136,9 @@ impl Opened {
                 return Err(Error::NotGguf { path, found });
             }
             for file in part.files {
-                let located = part.tensors.values().map(|place| place.located.clone());
+                let mut places: Vec<&Place> = part.tensors.values().collect();
+                places.sort_by_key(|place| place.index);
+                let located = places.into_iter().map(|place| place.located.clone());
                 whole.add(file, located.collect())?;
             }
         }
@@ -130,9 +153,9 @@ impl Opened {
     }
 
     fn add(&mut self, file: RegularFile, tensors: Vec<Located>) -> Result<()> {
-        for located in tensors {
+        for (index, located) in tensors.into_iter().enumerate() {
             let name = located.info.name.clone();
-            let place = Place { file: self.files.len(), located };
+            let place = Place { file: self.files.len(), index, located };
             if let Some(other) = self.tensors.insert(name.clone(), place) {
                 return Err(Error::DuplicateTensor {
                     name,
@@ -152,10 +175,16 @@ impl TensorSource for GgufFile {
     }
 
     fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()> {
-        let Some(Place { file, located }) = self.0.tensors.get(name) else {
+        let Some(Place { file, located, .. }) = self.0.tensors.get(name) else {
             return Err(Error::MissingTensor { path: self.path(name), name: name.to_owned() });
         };
         located.read(&self.0.files[*file], offset_bytes, out)
+    }
+
+    fn mapped(&self, name: &str) -> Option<MappedTensor> {
+        let Place { file, located, .. } = self.0.tensors.get(name)?;
+        let bytes = self.0.maps.get(*file)?.part(located.offset, located.size);
+        Some(MappedTensor { bytes, order: None })
     }
 
     fn path(&self, name: &str) -> PathBuf {

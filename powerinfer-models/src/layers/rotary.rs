@@ -69,6 +69,22 @@ impl RotaryTable {
     }
 }
 
+/// By what each frequency of heads of `d_head` values is divided; `None` where that does not differ
+/// from one frequency to another.
+pub(crate) fn divisors(scaling: &RopeScaling, theta: f64, d_head: usize) -> Option<Vec<f32>> {
+    match scaling {
+        RopeScaling::Factors { divisors } => Some(divisors.clone()),
+        RopeScaling::Llama3 { .. } => {
+            let divisor = |i: usize| {
+                let plain = theta.powf(-(2.0 * i as f64) / d_head as f64);
+                (plain / scaled(plain, scaling)) as f32
+            };
+            Some((0..d_head / 2).map(divisor).collect())
+        }
+        _ => None,
+    }
+}
+
 /// A frequency changed for contexts longer than the model was trained on.
 fn scaled(frequency: f64, scaling: &RopeScaling) -> f64 {
     match *scaling {

@@ -3,11 +3,12 @@
 use super::one_token::Candidates;
 use super::{FfnCounts, Run};
 use crate::cpu::rows;
+use crate::matrix::NeuronMatrix;
 use crate::workspace::Workspace;
 
 /// Rows read token by token, as a share of all rows, above which reading all rows once is faster
 /// for several tokens: scattered rows take about a third longer than a stream.
-const SCATTERED_SHARE: f64 = 0.75;
+pub(super) const SCATTERED_SHARE: f64 = 0.75;
 
 impl Run<'_> {
     /// Every row of every matrix.
@@ -43,7 +44,7 @@ impl Run<'_> {
     }
 
     /// `h = act(gate · x + bias)` of all neurons; returns how many fire.
-    fn gate(&self, workspace: &mut Workspace) -> u64 {
+    pub(super) fn gate(&self, workspace: &mut Workspace) -> u64 {
         let weights = self.weights;
         let h = &mut workspace.h;
         h.resize(self.n_tokens() * weights.n_neurons(), 0.0);
@@ -61,18 +62,23 @@ impl Run<'_> {
     /// Up and down over all rows, from the activations in `h`; returns how many neurons were not
     /// zero in the end.
     fn up_and_down(&self, workspace: &mut Workspace, y: &mut [f32]) -> u64 {
-        let Workspace { h, up, .. } = workspace;
         if let Some(matrix) = &self.weights.up {
-            up.resize(h.len(), 0.0);
-            rows::matvec(self.kernels, matrix, self.x, up);
-            let n_neurons = matrix.n_neurons().max(1);
-            for (h, up) in h.chunks_exact_mut(n_neurons).zip(up.chunks_exact(n_neurons)) {
-                for (neuron, (h, &up)) in h.iter_mut().zip(up).enumerate() {
-                    *h = self.weights.gated(neuron, *h, up);
-                }
+            self.up(matrix, workspace);
+        }
+        rows::axpy(self.kernels, &self.weights.down, &workspace.h, y);
+        workspace.h.iter().filter(|&&h| h != 0.0).count() as u64
+    }
+
+    /// Multiplies the activations in `h` by the up products of all neurons.
+    pub(super) fn up(&self, matrix: &NeuronMatrix, workspace: &mut Workspace) {
+        let Workspace { h, up, .. } = workspace;
+        up.resize(h.len(), 0.0);
+        rows::matvec(self.kernels, matrix, self.x, up);
+        let n_neurons = matrix.n_neurons().max(1);
+        for (h, up) in h.chunks_exact_mut(n_neurons).zip(up.chunks_exact(n_neurons)) {
+            for (neuron, (h, &up)) in h.iter_mut().zip(up).enumerate() {
+                *h = self.weights.gated(neuron, *h, up);
             }
         }
-        rows::axpy(self.kernels, &self.weights.down, h, y);
-        h.iter().filter(|&&h| h != 0.0).count() as u64
     }
 }

@@ -225,7 +225,7 @@ fn tensor(
         let expected = format!("a multiple of {alignment}");
         return Err(reader.error(field("offset"), expected, offset.to_string()));
     }
-    // each is at least 1 and their product is not beyond the file
+    // their product is not beyond the file, and none is 0 beside others
     let shape = dims.iter().rev().map(|&dim| dim as usize).collect();
     Ok(Located { info: TensorInfo { name, dtype: ggml_type.dtype(), shape }, offset, size })
 }
@@ -240,7 +240,8 @@ pub(super) fn size(shape: &[usize], ggml_type: GgmlType) -> Option<u64> {
 /// 64 bits.
 fn size_of(dims: &[u64], ggml_type: GgmlType) -> Option<u64> {
     let row_len = *dims.first()?;
-    if dims.contains(&0) || !row_len.is_multiple_of(ggml_type.block_len) {
+    // a vector may be empty, as a list of neurons; zero among several numbers would hide their product
+    if dims.len() > 1 && dims.contains(&0) || !row_len.is_multiple_of(ggml_type.block_len) {
         return None;
     }
     let row_bytes = (row_len / ggml_type.block_len).checked_mul(ggml_type.block_bytes)?;
@@ -262,7 +263,8 @@ fn place(
     // sums of numbers that are at most the file's length, which an i64 holds
     let data_start = header_end.next_multiple_of(alignment);
     let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by_key(|&index| tensors[index].offset);
+    // what is empty lies before what begins at the same place
+    order.sort_by_key(|&index| (tensors[index].offset, tensors[index].size));
     let mut end = 0u64;
     let mut before: Option<usize> = None;
     for index in order {

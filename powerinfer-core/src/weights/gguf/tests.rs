@@ -276,6 +276,22 @@ fn write_parts(dir: &Path, keys: [[u16; 3]; 2]) -> [PathBuf; 2] {
     })
 }
 
+/// No tensors at all.
+#[derive(Debug)]
+pub(super) struct Nothing;
+
+impl TensorSource for Nothing {
+    fn tensors(&self) -> Vec<TensorInfo> {
+        Vec::new()
+    }
+    fn read(&self, name: &str, _offset_bytes: u64, _out: &mut [u8]) -> Result<()> {
+        Err(Error::MissingTensor { path: self.path(name), name: name.to_owned() })
+    }
+    fn path(&self, _name: &str) -> PathBuf {
+        PathBuf::new()
+    }
+}
+
 /// One of the tensors of a file.
 #[derive(Debug)]
 struct One {
