@@ -69,8 +69,8 @@ impl Engine {
         self.0.model.info()
     }
 
-    /// The tokenizer; `None` for a model folder without `tokenizer.json` and for a model of one's
-    /// own that was given none.
+    /// The tokenizer; `None` for a model folder without `tokenizer.json`, for a GGUF file without a
+    /// vocabulary and for a model of one's own that was given none.
     #[must_use]
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.0.tokenizer.as_ref()
@@ -123,7 +123,8 @@ pub struct EngineBuilder {
 impl EngineBuilder {
     /// A folder in Hugging Face layout: `config.json`, `model.safetensors` or
     /// `model.safetensors.index.json` with its shards, and, if there is one, `tokenizer.json`.
-    /// Or a GGUF file, plain or PowerInfer's, which holds all that itself.
+    /// Or a GGUF file, plain or PowerInfer's, which holds all that itself, a tokenizer included; of
+    /// one in parts any part.
     pub fn model(mut self, path: impl AsRef<Path>) -> Self {
         self.folder = Some(path.as_ref().to_path_buf());
         self
@@ -268,12 +269,12 @@ fn refuse(field: &'static str, is_auto: bool, found: &dyn ToString) -> Result<()
     })
 }
 
-/// The tokenizer of a model, which may have none.
-fn tokenizer_in(folder: &Path) -> Result<Option<Tokenizer>> {
-    if folder.is_file() {
-        return Ok(None);
+/// The tokenizer of a GGUF file or of a model folder, either of which may have none.
+fn tokenizer_in(model: &Path) -> Result<Option<Tokenizer>> {
+    if model.is_file() {
+        return Tokenizer::in_gguf(model);
     }
-    match Tokenizer::from_file(folder.join("tokenizer.json")) {
+    match Tokenizer::from_file(model.join("tokenizer.json")) {
         Ok(tokenizer) => Ok(Some(tokenizer)),
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

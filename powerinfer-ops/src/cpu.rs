@@ -13,6 +13,8 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 #[cfg(target_arch = "x86_64")]
+mod simd_blocks;
+#[cfg(target_arch = "x86_64")]
 mod simd_table;
 
 #[cfg(target_arch = "x86_64")]
@@ -62,8 +64,9 @@ pub(crate) struct RowPrimitives {
     pub(crate) axpy_group: fn(scales: RowValues, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
     /// Whether groups are faster than rows one by one, for rows that stream from memory.
     pub(crate) grouped: bool,
-    /// A row as f32.
-    pub(crate) decode: fn(row: &[u8], values: &mut [f32]),
+    /// The values `first ..` of a row as f32; `first` begins a block or, where blocks are longer
+    /// than that, is a multiple of [`PANEL`].
+    pub(crate) decode: fn(row: &[u8], first: usize, values: &mut [f32]),
 }
 
 /// One instruction set's bodies of everything.
@@ -74,6 +77,10 @@ pub(crate) struct Table {
     bf16: RowPrimitives,
     q8_0: RowPrimitives,
     q4_0: RowPrimitives,
+    q4_1: RowPrimitives,
+    q5_0: RowPrimitives,
+    q4_k: RowPrimitives,
+    q6_k: RowPrimitives,
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
     /// each `scales[t]` `n_rows` long.
     pub(crate) axpy_tile: fn(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile),
@@ -139,6 +146,10 @@ impl RowKernels {
             WeightFormat::BF16 => &self.0.bf16,
             WeightFormat::Q8_0 => &self.0.q8_0,
             WeightFormat::Q4_0 => &self.0.q4_0,
+            WeightFormat::Q4_1 => &self.0.q4_1,
+            WeightFormat::Q5_0 => &self.0.q5_0,
+            WeightFormat::Q4_K => &self.0.q4_k,
+            WeightFormat::Q6_K => &self.0.q6_k,
         }
     }
 

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::bytes::{AlignedBytes, LINE_BYTES};
 use crate::error::OpError;
-use crate::format::WeightFormat;
+use crate::format::{MAX_BLOCK_LEN, WeightFormat};
 use crate::mask::NeuronIds;
 
 /// Neurons that are transposed together: one cache line of f16 from each source row.
@@ -220,12 +220,14 @@ impl NeuronMatrix {
         }
         let mut bytes = AlignedBytes::zeroed(n_neurons * stride)?;
         if n_neurons > 0 && d_model > 0 {
-            let strips = bytes.as_mut_slice().par_chunks_mut(stride * TRANSPOSE_ROWS).enumerate();
+            // whole blocks of the source
+            let strip_rows = TRANSPOSE_ROWS.max(source_format.block_len());
+            let strips = bytes.as_mut_slice().par_chunks_mut(stride * strip_rows).enumerate();
             strips.for_each_init(Vec::new, |values: &mut Vec<f32>, (strip, rows)| {
                 let n_rows = rows.len() / stride;
-                let first = strip * TRANSPOSE_ROWS / source_format.block_len();
+                let first = strip * strip_rows / source_format.block_len();
                 let offset = first * source_format.block_bytes();
-                let mut column = [0.0; TRANSPOSE_ROWS];
+                let mut column = [0.0; MAX_BLOCK_LEN];
                 let segment = n_rows / source_format.block_len() * source_format.block_bytes();
                 values.resize(n_rows * d_model, 0.0);
                 for (d, source) in source.chunks_exact(source_row_bytes).enumerate() {

@@ -126,13 +126,12 @@ pub(crate) fn axpy(kernels: RowKernels, w: &NeuronMatrix, scales: &[f32], y: &mu
         Vec::new,
         |panel: &mut Vec<f32>, (at, mut ys)| {
             let n_columns = ys[0].len();
-            let bytes = bytes_of(w, at * PANEL)..bytes_of(w, at * PANEL + n_columns);
             for first in (0..n_rows).step_by(CHUNK_ROWS) {
                 let rows = first..n_rows.min(first + CHUNK_ROWS);
                 panel.clear();
                 panel.resize(rows.len() * PANEL, 0.0);
                 for (row, panel) in rows.clone().zip(panel.chunks_exact_mut(PANEL)) {
-                    (row_ops.decode)(&w.row(row)[bytes.clone()], &mut panel[..n_columns]);
+                    (row_ops.decode)(w.row(row), at * PANEL, &mut panel[..n_columns]);
                 }
                 for (group, ys) in ys.chunks_mut(TILE_TOKENS).enumerate() {
                     // a short last group repeats its last token, whose copy is thrown away
@@ -234,12 +233,6 @@ fn rows_ahead(row_ops: &RowPrimitives, row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).max(if row_ops.grouped { GROUP } else { 1 })
 }
 
-/// Bytes before a column of a row.
-fn bytes_of(w: &NeuronMatrix, column: usize) -> usize {
-    // a panel is whole blocks of every format, and so is a whole row
-    column / w.format().block_len() * w.format().block_bytes()
-}
-
 /// `y += sum`
 pub(crate) fn add(y: &mut [f32], sum: &[f32]) {
     y.iter_mut().zip(sum).for_each(|(y, sum)| *y += sum);
@@ -314,8 +307,8 @@ mod tests {
     use testing::tolerance::dot_bound;
 
     /// Lengths around every vector width, and odd ones.
-    const LENGTHS: [usize; 18] =
-        [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200, 256];
+    const LENGTHS: [usize; 19] =
+        [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200, 256, 768];
 
     /// Those that rows of a format can have.
     fn lengths(format: WeightFormat) -> impl Iterator<Item = usize> {
@@ -454,7 +447,14 @@ mod tests {
     #[test]
     fn threads_do_not_change_a_bit() {
         for format in WeightFormat::ALL {
-            let (n, d) = (1000, if format.block_len() == 1 { 513 } else { 544 });
+            let (n, d) = (
+                1000,
+                if format.block_len() == 1 {
+                    513
+                } else {
+                    544usize.next_multiple_of(format.block_len())
+                },
+            );
             let w = matrix(format, n, d, 7);
             for n_tokens in [1, 9] {
                 let x = Seeded::new(8).normal(n_tokens * d);
@@ -478,15 +478,15 @@ mod tests {
     #[test]
     fn empty_lists_and_empty_matrices_do_nothing() {
         for (format, kernels) in cases() {
-            let w = matrix(format, 3, 32, 9);
-            matvec_picked(kernels, &w, &[], &[1.0; 32], &mut []);
-            let mut y = [7.0; 32];
+            let w = matrix(format, 3, 256, 9);
+            matvec_picked(kernels, &w, &[], &[1.0; 256], &mut []);
+            let mut y = [7.0; 256];
             axpy_picked(kernels, &w, (&[], &[]), &mut y);
-            assert_eq!(y, [7.0; 32]);
-            let none = matrix(format, 0, 32, 9);
+            assert_eq!(y, [7.0; 256]);
+            let none = matrix(format, 0, 256, 9);
             matvec(kernels, &none, &[], &mut []);
             axpy(kernels, &none, &[], &mut y);
-            assert_eq!(y, [7.0; 32]);
+            assert_eq!(y, [7.0; 256]);
         }
     }
 
@@ -497,8 +497,13 @@ mod tests {
                 let w = matrix(format, 1, d, 10);
                 let (mut expected, mut found) = (vec![0.0; d], vec![0.0; d]);
                 w.row_to_f32(0, &mut expected);
-                (kernels.primitives(format).decode)(w.row(0), &mut found);
+                (kernels.primitives(format).decode)(w.row(0), 0, &mut found);
                 assert_eq!(expected, found, "{format} {kernels:?} d {d}");
+                for (panel, found) in found.chunks_mut(PANEL).enumerate() {
+                    found.fill(f32::NAN);
+                    (kernels.primitives(format).decode)(w.row(0), panel * PANEL, found);
+                }
+                assert_eq!(expected, found, "{format} {kernels:?} d {d} by panels");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The reference table, gathered from the formats' own definitions.
 
 use super::{PANEL, PanelTile, RowPrimitives, Table, TokenValues};
-use crate::format::{Bf16, BlockFormat, F16, F32, Q40, Q80};
+use crate::format::{Bf16, BlockFormat, F16, F32, MAX_BLOCK_LEN, Q4K, Q6K, Q40, Q41, Q50, Q80};
 
 pub(super) static TABLE: Table = Table {
     name: "scalar",
@@ -10,6 +10,10 @@ pub(super) static TABLE: Table = Table {
     bf16: primitives::<Bf16>(),
     q8_0: primitives::<Q80>(),
     q4_0: primitives::<Q40>(),
+    q4_1: primitives::<Q41>(),
+    q5_0: primitives::<Q50>(),
+    q4_k: primitives::<Q4K>(),
+    q6_k: primitives::<Q6K>(),
     axpy_tile,
     fold,
 };
@@ -26,12 +30,21 @@ const fn primitives<F: BlockFormat>() -> RowPrimitives {
             }
         },
         grouped: false,
-        decode: |row, values| {
-            let blocks = row.chunks_exact(F::BLOCK_BYTES);
-            for (block, values) in blocks.zip(values.chunks_exact_mut(F::BLOCK_LEN)) {
-                F::decode_block(block, values);
-            }
-        },
+        decode: decode::<F>,
+    }
+}
+
+fn decode<F: BlockFormat>(row: &[u8], mut first: usize, mut values: &mut [f32]) {
+    let mut whole = [0.0; MAX_BLOCK_LEN];
+    let whole = &mut whole[..F::BLOCK_LEN];
+    while !values.is_empty() {
+        let block = &row[first / F::BLOCK_LEN * F::BLOCK_BYTES..][..F::BLOCK_BYTES];
+        F::decode_block(block, whole);
+        let part = &whole[first % F::BLOCK_LEN..];
+        let (now, later) = values.split_at_mut(part.len().min(values.len()));
+        now.copy_from_slice(&part[..now.len()]);
+        first += now.len();
+        values = later;
     }
 }
 

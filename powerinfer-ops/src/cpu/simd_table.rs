@@ -14,6 +14,10 @@ macro_rules! simd_table {
             bf16: primitives::<simd::Bf16>(),
             q8_0: primitives::<simd::Q80>(),
             q4_0: primitives::<simd::Q40>(),
+            q4_1: primitives::<simd_blocks::Q41>(),
+            q5_0: primitives::<simd_blocks::Q50>(),
+            q4_k: primitives::<simd_blocks::Q4K>(),
+            q6_k: primitives::<simd_blocks::Q6K>(),
             axpy_tile,
             fold,
         };
@@ -32,10 +36,19 @@ macro_rules! simd_table {
 
         fn check<F: Steps<$vector>>(rows: &[&[u8]], n: usize) {
             for row in rows {
-                // formats of blocks have no other rows than whole steps
-                let expected = n * F::BYTES / simd::STEP;
-                assert_eq!(row.len(), expected, "a row holds as many values as the vector");
+                assert_eq!(
+                    row.len(),
+                    row_bytes::<F>(n),
+                    "a row holds as many values as the vector"
+                );
             }
+        }
+
+        /// Bytes of `n` values, which are whole blocks where these are longer than a step.
+        fn row_bytes<F: Steps<$vector>>(n: usize) -> usize {
+            let block_len = simd::STEP * F::STEPS;
+            assert!(F::STEPS == 1 || n.is_multiple_of(block_len), "rows are whole blocks");
+            n * F::BYTES / block_len
         }
 
         fn dot<F: Steps<$vector>>(row: &[u8], ahead: &[u8], x: &[f32]) -> f32 {
@@ -122,16 +135,23 @@ macro_rules! simd_table {
             unsafe { inner::<F>(scales, rows, ahead, y) }
         }
 
-        fn decode<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
+        fn decode<F: Steps<$vector>>(row: &[u8], first: usize, values: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
+            fn inner<F: Steps<$vector>>(row: &[u8], first: usize, values: &mut [f32]) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::decode::<$vector, F>(row, values) }
+                unsafe { simd::decode::<$vector, F>(row, first, values) }
             }
-            check::<F>(&[row], values.len());
-            // SAFETY: the table is handed out only where the instructions exist; `check` bounds
-            // the accesses.
-            unsafe { inner::<F>(row, values) }
+            assert!(first.is_multiple_of(simd::STEP), "a step begins there");
+            let end = (first + values.len()).next_multiple_of(if F::STEPS == 1 {
+                1
+            } else {
+                simd::STEP * F::STEPS
+            });
+            assert!(F::STEPS == 1 || values.len().is_multiple_of(simd::STEP), "whole steps");
+            assert!(row.len() >= row_bytes::<F>(end), "the row holds the values");
+            // SAFETY: the table is handed out only where the instructions exist; the assertions
+            // bound the accesses.
+            unsafe { inner::<F>(row, first, values) }
         }
 
         fn axpy_tile(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {

@@ -14,14 +14,7 @@ impl BlockFormat for Q40 {
 
     /// The value of the largest magnitude becomes −8, whatever its sign, as in ggml's reference.
     fn encode_block(values: &[f32], block: &mut [u8]) {
-        let largest =
-            values.iter().fold(
-                0f32,
-                |largest, &value| {
-                    if value.abs() > largest.abs() { value } else { largest }
-                },
-            );
-        let scale = largest / -8.0;
+        let scale = super::largest_magnitude(values) / -8.0;
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         block[..2].copy_from_slice(&super::block_scale(scale, values).to_le_bytes());
         let number = |value: f32| ((value * inverse + 8.5) as u8).min(15);
@@ -31,7 +24,7 @@ impl BlockFormat for Q40 {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
+        let scale = super::f16_at(block, 0);
         for (i, byte) in block[2..].iter().enumerate() {
             values[i] = scale * (f32::from(byte & 15) - 8.0);
             values[i + 16] = scale * (f32::from(byte >> 4) - 8.0);

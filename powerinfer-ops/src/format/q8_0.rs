@@ -23,7 +23,7 @@ impl BlockFormat for Q80 {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
+        let scale = super::f16_at(block, 0);
         for (value, byte) in values.iter_mut().zip(&block[2..]) {
             *value = scale * f32::from(*byte as i8);
         }
