@@ -7,7 +7,9 @@ mod plan;
 use std::path::Path;
 use std::sync::Arc;
 
-use powerinfer_core::{GgufFile, GgufHeader, GgufValue, TensorSource, write_gguf};
+use powerinfer_core::{
+    Error as CoreError, GgufFile, GgufHeader, GgufValue, TensorSource, write_gguf,
+};
 use powerinfer_ops::WeightFormat;
 
 use crate::error::Result;
@@ -28,7 +30,7 @@ pub struct ConvertOptions {
     /// file are taken over.
     pub keys: Vec<(String, GgufValue)>,
     /// The weights of a predictor, for a PowerInfer file.
-    pub predictor: Option<PredictorSource>,
+    pub predictor: Option<PredictorTensors>,
     /// How the model is read.
     pub load: LoadOptions,
 }
@@ -57,16 +59,16 @@ impl ConvertOptions {
 
     /// A predictor to add.
     #[must_use]
-    pub fn with_predictor(mut self, predictor: PredictorSource) -> Self {
+    pub fn with_predictor(mut self, predictor: PredictorTensors) -> Self {
         self.predictor = Some(predictor);
         self
     }
 }
 
 /// The weights of a predictor: for each layer `layers.N.fc1.weight` `[rank, d_model]` and
-/// `layers.N.fc2.weight` `[d_ff, rank]`, and the logits from which on a neuron is computed.
+/// `layers.N.fc2.weight` `[d_ff, rank]`, and the scores from which on a neuron is computed.
 #[derive(Debug, Clone)]
-pub struct PredictorSource {
+pub struct PredictorTensors {
     /// Where the matrices are read from.
     pub source: Arc<dyn TensorSource>,
     /// `[n_layers]`
@@ -122,6 +124,7 @@ pub fn convert(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Converted> {
     let (config, store) = open(model, &options.load)?;
+    refuse_own_file(out, store.source())?;
     let plan = plan::plan(&config, store.source(), options)?;
     let mut notes = plan.notes;
     let mut keys = keys::keys(model, &config, options, &plan.tensors, &mut notes)?;
@@ -134,4 +137,16 @@ pub fn convert(
     let header = GgufHeader::new(options.powerinfer, keys);
     let bytes = write_gguf(out, &header, &output, progress)?;
     Ok(Converted { bytes, n_tensors, notes })
+}
+
+/// Fails if the file to be written is one of those that are read.
+fn refuse_own_file(out: &Path, source: &dyn TensorSource) -> Result<()> {
+    let Ok(out) = out.canonicalize() else { return Ok(()) };
+    for info in source.tensors() {
+        if source.path(&info.name).canonicalize().is_ok_and(|path| path == out) {
+            let what = std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is read from");
+            return Err(CoreError::Write { path: out, source: what }.into());
+        }
+    }
+    Ok(())
 }

@@ -9,73 +9,122 @@ use powerinfer_ops::NeuronMatrix;
 
 use crate::convert::THRESHOLDS;
 use crate::error::Result;
+use crate::gguf_names;
 
-/// The predictor of a layer: a neuron is computed if its logit in `down · relu(up · x)` is at least
+/// The predictor of a layer: a neuron is computed if its score in `fc2 · relu(fc1 · x)` is at least
 /// the threshold, with `x` the residual stream before the norm of the feed-forward network, or for
 /// Falcon the layer's input. No other function follows.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MlpPredictorWeights {
     /// `[rank, d_model]`; the rank differs from layer to layer.
-    pub up: NeuronMatrix,
+    pub fc1: NeuronMatrix,
     /// `[d_ff, rank]`
-    pub down: NeuronMatrix,
-    /// The logit from which on a neuron is computed.
+    pub fc2: NeuronMatrix,
+    /// The score from which on a neuron is computed.
     pub threshold: f32,
 }
 
-/// Reads the predictor in a PowerInfer file, one entry a layer, in the file's own types; `None` for
-/// any other file.
+/// The predictor in a PowerInfer file, whose weights are read layer by layer.
 ///
-/// The threshold is `powerinfer.sparse_thresholds` where it is there, one a layer, else
-/// `powerinfer.sparse_threshold`, else 0.
-///
-/// # Errors
-/// [`Error::Core`](crate::Error::Core) if the file is broken or a layer has no predictor.
-pub fn gguf_predictor(path: &Path) -> Result<Option<Vec<MlpPredictorWeights>>> {
-    let file = GgufFile::open(path)?;
-    if !file.is_powerinfer() {
-        return Ok(None);
-    }
-    let keys = file.metadata();
-    let architecture = keys.str("general.architecture")?;
-    let size = |name: &str| keys.u32(&format!("{architecture}.{name}"));
-    let (n_layers, d_model) = (size("block_count")?, size("embedding_length")? as usize);
-    let d_ff = size("feed_forward_length")? as usize;
-    if !file.tensors().iter().any(|info| crate::gguf_names::is_predictor(&info.name)) {
-        return Ok(None);
-    }
-    let thresholds = thresholds(keys, n_layers as usize)?;
-    let mut layers = Vec::new();
-    let mut store = WeightStore::from_source(Box::new(file.clone()));
-    for (layer, threshold) in thresholds.enumerate() {
-        let [fc1, fc2] = ["fc1", "fc2"].map(|part| format!("blk.{layer}.{part}.weight"));
-        let Some(info) = file.tensor(&fc1) else {
-            return Err(CoreError::MissingTensor { path: file.path(&fc1), name: fc1 }.into());
-        };
-        let rank = info.shape.first().copied().unwrap_or_default();
-        layers.push(MlpPredictorWeights {
-            up: store.matrix(&fc1, rank, d_model, Layout::NeuronMajor, None)?,
-            down: store.matrix(&fc2, d_ff, rank, Layout::NeuronMajor, None)?,
-            threshold,
-        });
-    }
-    Ok(Some(layers))
+/// # Examples
+/// ```no_run
+/// use powerinfer_models::GgufPredictor;
+/// if let Some(predictor) = GgufPredictor::open("relu-llama-7b.powerinfer.gguf".as_ref())? {
+///     println!("ranks {:?}", predictor.ranks());
+///     let first = predictor.layer(0)?;
+///     assert_eq!(first.fc1.n_neurons(), first.fc2.d_model());
+/// }
+/// # Ok::<(), powerinfer_models::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct GgufPredictor {
+    file: GgufFile,
+    d_model: usize,
+    d_ff: usize,
+    ranks: Vec<usize>,
+    thresholds: Vec<f32>,
 }
 
-/// The threshold of each layer; the count of layers is not trusted.
-fn thresholds(keys: &GgufMetadata, n_layers: usize) -> Result<impl Iterator<Item = f32> + use<>> {
+impl GgufPredictor {
+    /// Opens the predictor in a GGUF file; `None` if the file is not PowerInfer's or holds none.
+    ///
+    /// The threshold of a layer is that in `powerinfer.sparse_thresholds` where that is there, else
+    /// `powerinfer.sparse_threshold`, else 0.
+    ///
+    /// # Errors
+    /// [`Error::Core`](crate::Error::Core) if the file is broken or a layer has no predictor.
+    pub fn open(path: &Path) -> Result<Option<Self>> {
+        let file = GgufFile::open(path)?;
+        let has_any = file.tensors().iter().any(|info| gguf_names::is_predictor(&info.name));
+        if !file.is_powerinfer() || !has_any {
+            return Ok(None);
+        }
+        let keys = file.metadata();
+        let architecture = keys.str("general.architecture")?;
+        let size = |name: &str| keys.u32(&format!("{architecture}.{name}"));
+        let (n_layers, d_model) = (size("block_count")?, size("embedding_length")? as usize);
+        let d_ff = size("feed_forward_length")? as usize;
+        let mut ranks = Vec::new();
+        // ends at the first layer that is missing, whatever the count says
+        for layer in 0..n_layers {
+            let name = fc1(layer as usize);
+            let Some(info) = file.tensor(&name) else {
+                return Err(CoreError::MissingTensor { path: file.path(&name), name }.into());
+            };
+            ranks.push(info.shape.first().copied().unwrap_or_default());
+        }
+        let thresholds = thresholds(keys, ranks.len())?;
+        Ok(Some(Self { file, d_model, d_ff, ranks, thresholds }))
+    }
+
+    /// `[n_layers]`: rows of each layer's first matrix.
+    #[must_use]
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// `[n_layers]`: the scores from which on neurons are computed.
+    #[must_use]
+    pub fn thresholds(&self) -> &[f32] {
+        &self.thresholds
+    }
+
+    /// Reads the weights of a layer, in the file's own type.
+    ///
+    /// # Errors
+    /// [`Error::Core`](crate::Error::Core) for a tensor that is missing, of another shape or of a
+    /// type that weights are not read from.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn layer(&self, layer: usize) -> Result<MlpPredictorWeights> {
+        let (rank, threshold) = (self.ranks[layer], self.thresholds[layer]);
+        let mut store = WeightStore::from_source(Box::new(self.file.clone()));
+        let mut matrix = |name: String, n_rows, row_len| {
+            store.matrix(&name, n_rows, row_len, Layout::NeuronMajor, None)
+        };
+        Ok(MlpPredictorWeights {
+            fc1: matrix(fc1(layer), rank, self.d_model)?,
+            fc2: matrix(format!("blk.{layer}.fc2.weight"), self.d_ff, rank)?,
+            threshold,
+        })
+    }
+}
+
+fn fc1(layer: usize) -> String {
+    format!("blk.{layer}.fc1.weight")
+}
+
+fn thresholds(keys: &GgufMetadata, n_layers: usize) -> Result<Vec<f32>> {
     let [one, each] = THRESHOLDS;
     let all = keys.optional_f32(one)?.unwrap_or(0.0);
-    let each_layer = keys.optional_f32s(each)?;
-    if each_layer.as_ref().is_some_and(|values| values.len() != n_layers) {
-        return Err(keys.error(each, format!("one number a layer, {n_layers}")).into());
+    let (key, thresholds) = match keys.optional_f32s(each)? {
+        Some(thresholds) => (each, thresholds),
+        None => (one, vec![all; n_layers]),
+    };
+    if thresholds.len() != n_layers || thresholds.iter().any(|threshold| threshold.is_nan()) {
+        return Err(keys.error(key, format!("one number a layer, {n_layers}")).into());
     }
-    let nan = |values: &Vec<f32>| values.iter().any(|value| value.is_nan());
-    if each_layer.as_ref().is_some_and(nan) || all.is_nan() {
-        let key = if all.is_nan() { one } else { each };
-        return Err(keys.error(key, "numbers").into());
-    }
-    let mut each_layer = each_layer.map(Vec::into_iter);
-    Ok((0..n_layers).map(move |_| each_layer.as_mut().and_then(Iterator::next).unwrap_or(all)))
+    Ok(thresholds)
 }

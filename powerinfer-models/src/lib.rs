@@ -59,9 +59,9 @@ mod opt;
 mod registry;
 pub mod synthetic;
 
-pub use convert::{ConvertOptions, Converted, PredictorSource, convert};
+pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
 pub use error::{Error, Result};
-pub use gguf_predictor::{MlpPredictorWeights, gguf_predictor};
+pub use gguf_predictor::{GgufPredictor, MlpPredictorWeights};
 pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use registry::supported_model_types;

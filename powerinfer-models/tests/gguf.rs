@@ -12,7 +12,7 @@ use powerinfer_core::{
     Sparsity, TensorInfo, TensorSource,
 };
 use powerinfer_models::{
-    ConvertOptions, Converted, Error, LoadOptions, PredictorSource, convert, gguf_predictor, load,
+    ConvertOptions, Converted, Error, GgufPredictor, LoadOptions, PredictorTensors, convert, load,
     supported_model_types,
 };
 use powerinfer_ops::WeightFormat;
@@ -179,7 +179,7 @@ fn predictors_of_mixed_ranks_go_with_the_file() {
         let expected: Vec<_> =
             predictor.tensors().iter().map(|info| predictor.values(&info.name).unwrap()).collect();
         let source =
-            PredictorSource { source: Arc::new(predictor), thresholds: thresholds.clone() };
+            PredictorTensors { source: Arc::new(predictor), thresholds: thresholds.clone() };
         let options = options(true, Some(dtype)).with_predictor(source);
         let (dir, path) = write(&fixture, &options).unwrap();
         let model = load(&path, &LoadOptions::default()).unwrap();
@@ -190,11 +190,15 @@ fn predictors_of_mixed_ranks_go_with_the_file() {
         let keep = ConvertOptions::default().with_powerinfer(true);
         convert(&path, &again, &keep, &mut |_, _| ()).unwrap();
         for path in [&path, &again] {
-            let found = gguf_predictor(path).unwrap().unwrap();
-            let found_thresholds: Vec<f32> = found.iter().map(|layer| layer.threshold).collect();
-            assert_eq!(found_thresholds, thresholds);
+            let predictor = GgufPredictor::open(path).unwrap().unwrap();
+            assert_eq!(
+                (predictor.thresholds(), predictor.ranks()),
+                (&thresholds[..], &[5, 32, 41][..])
+            );
+            let found: Vec<_> = (0..3).map(|layer| predictor.layer(layer).unwrap()).collect();
+            assert_eq!(found[1].threshold, thresholds[1]);
             for (layer, expected) in found.iter().zip(expected.chunks(2)) {
-                for (matrix, (shape, values)) in [&layer.up, &layer.down].into_iter().zip(expected)
+                for (matrix, (shape, values)) in [&layer.fc1, &layer.fc2].into_iter().zip(expected)
                 {
                     assert_eq!([matrix.n_neurons(), matrix.d_model()], shape[..]);
                     let whole_blocks = shape[1].is_multiple_of(32);
@@ -212,7 +216,7 @@ fn predictors_of_mixed_ranks_go_with_the_file() {
             (load(&path, &LoadOptions::default()), load(&again, &LoadOptions::default()));
         assert_same_bits(&logits(&*first.unwrap(), 1), &logits(&*second.unwrap(), 1), "again");
     }
-    assert!(gguf_predictor(&plain(&fixture)).unwrap().is_none());
+    assert!(GgufPredictor::open(&plain(&fixture)).unwrap().is_none());
 }
 
 /// A plain file that stays until the process ends.
@@ -227,7 +231,7 @@ fn a_predictor_of_another_shape_is_refused() {
     let fixture = Fixture::micro("llama-gqa-tied-theta");
     let predictor = |ranks: &[usize], d_model, d_ff, n: usize| {
         let source = Arc::new(RandomPredictor { ranks: ranks.to_vec(), d_model, d_ff });
-        options(true, None).with_predictor(PredictorSource { source, thresholds: vec![0.0; n] })
+        options(true, None).with_predictor(PredictorTensors { source, thresholds: vec![0.0; n] })
     };
     for wrong in [
         predictor(&[5, 8], 32, 96, 3),
