@@ -4,16 +4,25 @@
 
 use std::arch::x86_64::*;
 
+use super::attention_rows::AVX512 as ATTENTION;
+use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
 use super::simd_blocks;
 use super::simd_table::simd_table;
+use super::tiles::tiles;
 use super::{
-    DotTile, GROUP, PANEL, PanelTile, RowPrimitives, RowValues, Rows, TILE_ROWS, TILE_TOKENS,
-    Table, TileRows, TokenValues,
+    F32Products, GROUP, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    RowValues, Rows, Table, TokenScales,
 };
 
-// 32 registers: 16 sums, 2 values of rows or 4 of a panel, 1 of a vector or scale.
-simd_table!("avx512", __m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 4, 4);
+// 32 registers: 24 sums, 3 values of rows, 1 of a vector; or 16 sums, 4 of a panel, 1 scale.
+simd_table!(__m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 2, 6, 4, 16);
+
+/// Handed out by `RowKernels::available` alone, after it saw the instructions.
+pub(super) static TABLE: Table = table("avx512", super::int8_avx2::INT8);
+
+/// The same for CPUs that have VNNI as well.
+pub(super) static TABLE_VNNI: Table = table("avx512vnni", super::int8_avx512::INT8);
 
 // SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
 // as `Vector` requires; no intrinsic used here needs alignment.
