@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use powerinfer::models::{ConvertOptions, convert};
+use powerinfer::models::{ConvertOptions, convert, open};
 use powerinfer::tokenizer_keys;
 use serde_json::json;
 
@@ -51,7 +51,8 @@ fn write(flags: Flags) -> Outcome<()> {
         .with_dtype(common.dtype().weight_format());
     options.load = common.load_options();
     if model.is_dir() {
-        match tokenizer_keys(&model) {
+        let (config, _) = open(&model, &options.load)?;
+        match tokenizer_keys(&model, config.vocab_size) {
             Ok(keys) => options.keys = keys,
             Err(error) => note(&format!("note: {error}: the file takes token ids only")),
         }

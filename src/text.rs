@@ -16,6 +16,7 @@ use tokenizers::{DecoderWrapper, Tokenizer as HfTokenizer};
 
 use crate::error::{Error, Result};
 use gguf::Assembled;
+pub use gguf::tokenizer_keys;
 use pipeline::Pipeline;
 
 pub(crate) use stop_strings::StopStrings;

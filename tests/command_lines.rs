@@ -196,6 +196,33 @@ fn an_own_architecture_at_full_depth_writes_what_generate_writes() {
 }
 
 #[test]
+fn a_converted_model_writes_what_the_folder_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("demo.gguf");
+    let path = path.to_str().unwrap();
+    let line = ["It was a truth", "--max-tokens", "12"];
+    let folder = json(&[&["generate"][..], &line].concat());
+    for kind in [&[][..], &["--powerinfer"]] {
+        let converted = json(&[&["convert", "--out", path], kind].concat());
+        assert_fields(&converted, "bytes tensors");
+        assert_eq!(converted["bytes"], std::fs::metadata(path).unwrap().len());
+        for holding in ["resident", "mapped"] {
+            let model = ["--model", path, "--holding", holding];
+            let file = json(&[&["generate"][..], &line, &model].concat());
+            assert_eq!((&file["text"], &file["ids"]), (&folder["text"], &folder["ids"]));
+        }
+        let inspected = json(&["inspect", path]);
+        assert_eq!(inspected["tensors"], converted["tensors"]);
+        assert_eq!(
+            (&inspected["architecture"], &inspected["activation"]),
+            (&"llama".into(), &"relu".into())
+        );
+        let own = run(&["convert", "--model", path, "--out", path]);
+        assert_eq!(own.status.code(), Some(1), "the file that is read is not written over");
+    }
+}
+
+#[test]
 fn wrong_usage_is_exit_status_2() {
     for line in [
         "generate --no-such-flag",

@@ -12,6 +12,7 @@
 //! checked before. They have no text of their own when they are decoded, but for those that a user
 //! defined.
 
+mod keys;
 mod pieces;
 mod split;
 
@@ -27,6 +28,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, NormalizerWrapper, Tokenizer as HfTokenizer};
 
 use super::pipeline::{PieceTokenizer, Pipeline};
+pub use keys::tokenizer_keys;
 pub(super) use pieces::Pieces;
 
 const MODEL: &str = "tokenizer.ggml.model";

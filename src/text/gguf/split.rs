@@ -4,6 +4,7 @@
 //! the library's own parts, is what is here, so that even its oddities are the original's. A name
 //! that is not here is refused: a wrong splitting still gives text, only with worse ids.
 
+use serde_json::Value;
 use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
@@ -104,6 +105,43 @@ pub(super) fn find(name: Option<&str>, architecture: Option<&str>) -> Option<Spl
         _ => "default",
     });
     SPLITTINGS.into_iter().find(|splitting| splitting.names.contains(&name))
+}
+
+/// The name of the splitting of a `tokenizer.json`, and whether it puts a space before a text;
+/// `None` if it has no name.
+pub(super) fn name_of(
+    pre_tokenizer: &Value,
+    normalizer: &Value,
+    whole_words: bool,
+) -> Option<(&'static str, bool)> {
+    let given = steps(pre_tokenizer);
+    let composes = match steps(normalizer).as_slice() {
+        [] => false,
+        [only] if only["type"] == "NFC" => true,
+        _ => return None,
+    };
+    let named = SPLITTINGS.iter().flat_map(|splitting| [(splitting, false), (splitting, true)]);
+    named
+        .filter(|(splitting, _)| splitting.composes == composes)
+        .filter(|(splitting, _)| splitting.whole_words == whole_words)
+        .find(|(splitting, add_prefix_space)| {
+            let made = splitting.pre_tokenizer(*add_prefix_space).ok();
+            let made = made.and_then(|made| serde_json::to_value(made).ok());
+            made.is_some_and(|made| steps(&made) == given)
+        })
+        .map(|(splitting, add_prefix_space)| (splitting.names[0], add_prefix_space))
+}
+
+/// The steps of a part of a `tokenizer.json`, without what does not change ids.
+pub(super) fn steps(part: &Value) -> Vec<Value> {
+    let Value::Object(fields) = part else { return Vec::new() };
+    let inner = ["pretokenizers", "normalizers"].into_iter().find_map(|name| fields.get(name));
+    if let Some(Value::Array(parts)) = inner {
+        return parts.iter().flat_map(steps).collect();
+    }
+    let mut fields = fields.clone();
+    fields.remove("trim_offsets");
+    vec![Value::Object(fields)]
 }
 
 impl Splitting {
