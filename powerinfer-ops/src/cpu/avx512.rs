@@ -177,6 +177,33 @@ impl Vector for __m512 {
         }
     }
 
+    /// Halves are added to halves as in `sum`, those of two and four vectors side by side.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: see above.
+        unsafe {
+            let mut eights = [_mm256_setzero_ps(); 4];
+            for i in 0..4 {
+                let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v[i])));
+                eights[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), high);
+            }
+            let mut fours = [_mm256_setzero_ps(); 2];
+            for i in 0..2 {
+                let (a, b) = (eights[2 * i], eights[2 * i + 1]);
+                let low = _mm256_permute2f128_ps::<0x20>(a, b);
+                fours[i] = _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+            let (ab, cd) = (_mm256_castps_pd(fours[0]), _mm256_castps_pd(fours[1]));
+            let low = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+            let twos = _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+            // sums of a, c, b, d in every second lane
+            let ones = _mm256_add_ps(twos, _mm256_movehdup_ps(twos));
+            let mut lanes = [0.0; 8];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), ones);
+            [lanes[0], lanes[4], lanes[2], lanes[6]]
+        }
+    }
+
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         // SAFETY: see above; a prefetch never faults.

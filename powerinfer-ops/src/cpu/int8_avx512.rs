@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 
 use super::int8::{BLOCKS, InputGroup, WeightGroup};
-use super::simd::{LINE, Vector};
+use super::simd::{self, LINE, Vector};
 use super::tiles::tiles;
 use super::{GROUP, Int8Products, Int8Table, RowValues, Rows};
 use crate::format::{NumberFormat, Q40, Q80};
@@ -340,12 +340,6 @@ unsafe fn tile<const R: usize, const T: usize>(
                 }
             }
         }
-        let mut products = [[0.0; R]; T];
-        for t in 0..T {
-            for r in 0..R {
-                products[t][r] = sums[t][r].sum();
-            }
-        }
-        products
+        simd::sum_lanes(&sums)
     }
 }

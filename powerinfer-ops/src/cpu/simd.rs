@@ -28,7 +28,7 @@ pub(super) const LINE: usize = 64;
 const CHAINS: usize = 2;
 /// Tiles of [`row_tiles`] whose sums are kept at once, and steps of columns between them: 32 KiB of
 /// rows and tokens.
-const TILES: usize = 12;
+const TILES: usize = 24;
 const COLUMN_STEPS: usize = 32;
 /// Values that are loaded in one step: a block of the quantised formats, or an eighth of one.
 pub(super) const STEP: usize = 32;
@@ -77,6 +77,12 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// The sum of the lanes, in one fixed order.
     unsafe fn sum(self) -> f32;
+    /// [`sum`](Self::sum) of four vectors, to the same bits.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [v[0].sum(), v[1].sum(), v[2].sum(), v[3].sum()] }
+    }
     /// Asks for the line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
@@ -273,10 +279,16 @@ pub(super) unsafe fn row_tiles<V: Vector, const R: usize, const T: usize>(
                     let xs = std::array::from_fn(|t| xs[t].as_ptr());
                     dots_step::<V, F32, R, T>(tails, 0, xs, &mut sums);
                 }
+                let mut lanes = [[V::zero(); R]; T];
                 for t in 0..T {
                     for r in 0..R {
-                        let [even, odd] = sums[t][r];
-                        out[t * n_rows + row + r] = even.add(odd).sum();
+                        lanes[t][r] = sums[t][r][0].add(sums[t][r][1]);
+                    }
+                }
+                let products = sum_lanes(&lanes);
+                for t in 0..T {
+                    for r in 0..R {
+                        out[t * n_rows + row + r] = products[t][r];
                     }
                 }
             }
@@ -290,6 +302,29 @@ pub(super) unsafe fn row_tiles<V: Vector, const R: usize, const T: usize>(
             out[t * n_rows + row] = tile[t][0];
         }
     }
+}
+
+/// The sum of the lanes of each vector.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn sum_lanes<V: Vector, const R: usize, const T: usize>(
+    lanes: &[[V; R]; T],
+) -> [[f32; R]; T] {
+    let mut sums = [[0.0; R]; T];
+    let (vectors, values) = (lanes.as_flattened(), sums.as_flattened_mut());
+    let whole = vectors.len() / 4 * 4;
+    for at in (0..whole).step_by(4) {
+        let four = [vectors[at], vectors[at + 1], vectors[at + 2], vectors[at + 3]];
+        // SAFETY: the caller has the instructions.
+        values[at..at + 4].copy_from_slice(&unsafe { V::sum4(four) });
+    }
+    for at in whole..vectors.len() {
+        // SAFETY: the caller has the instructions.
+        values[at] = unsafe { vectors[at].sum() };
+    }
+    sums
 }
 
 /// One step of [`dots`].

@@ -234,15 +234,14 @@ fn a_block_has_the_same_bits_whatever_is_picked_of_it() {
                     kernels,
                     (&w, 0),
                     (inputs, &masks),
-                    |t, r, product| found[t * n + r] = product,
+                    |t, r, products| found[t * n + r..][..products.len()].copy_from_slice(products),
                 );
                 for t in 0..n_tokens {
                     for r in 0..n {
                         let (found, expected) = (found[t * n + r], expected[t * n + r]);
-                        if masks[t] >> r & 1 == 1 {
+                        // what nobody asked for may have been computed all the same
+                        if masks[t] >> r & 1 == 1 || !found.is_nan() {
                             assert_eq!(found, expected, "{format} {kernels:?} {density}");
-                        } else {
-                            assert!(found.is_nan(), "{format} {kernels:?}: nobody asked");
                         }
                     }
                 }
