@@ -171,6 +171,7 @@ fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outc
         Some(synthetic) => {
             let options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
+                .with_kv_dtype(flags.common.kv_dtype())
                 .with_sparsity(flags.common.sparsity()?);
             let made = pool.install(|| synthetic.load(&options))?;
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?

@@ -142,6 +142,8 @@ pub use session::{Logits, Session};
 pub use stream::{FinishReason, Generated, Piece, TextStream};
 pub use text::{Tokenizer, tokenizer_keys};
 
+pub use powerinfer_ops::attention::KvDtype;
+
 pub use powerinfer_core::{CausalLm, GenerationStats, ModelInfo, Sampling, Sparsity, StepStats};
 
 /// The crates below this one, for models and operators of one's own. Their types change faster

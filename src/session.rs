@@ -70,6 +70,14 @@ impl Session {
         ids
     }
 
+    /// Memory that keys and values of the context take now, in bytes. It grows by pages of 64 tokens;
+    /// what a context of some length takes is [`KvShape::size_bytes`](powerinfer_core::KvShape::size_bytes)
+    /// of the engine's [`info`](Engine::info).
+    #[must_use]
+    pub fn cache_bytes(&self) -> usize {
+        self.cache.size_bytes()
+    }
+
     /// Forgets the context; the session is as new.
     pub fn reset(&mut self) {
         self.cache.clear();

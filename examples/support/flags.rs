@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
 use powerinfer::ops::{Activation, ThreadPool};
-use powerinfer::{Dtype, Engine, EngineBuilder, Sparsity};
+use powerinfer::{Dtype, Engine, EngineBuilder, KvDtype, Sparsity};
 
 use super::report::Outcome;
 
@@ -30,6 +30,9 @@ pub(crate) struct CommonFlags {
     /// What the weights are held as; auto keeps the file's type
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: DtypeFlag,
+    /// What keys and values are cached as
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) kv_dtype: KvDtypeFlag,
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -73,6 +76,15 @@ pub(crate) enum HoldingFlag {
     Mapped,
 }
 
+/// The values of `--kv-dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "verbatim")]
+#[allow(non_camel_case_types, reason = "the names are what is typed")]
+pub(crate) enum KvDtypeFlag {
+    f32,
+    f16,
+}
+
 /// The values of `--sparsity`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SparsityFlag {
@@ -110,6 +122,7 @@ impl CommonFlags {
         self.refuse_later_flags()?;
         let mut builder = Engine::builder()
             .dtype(self.dtype())
+            .kv_dtype(self.kv_dtype())
             .sparsity(self.sparsity()?)
             .holding(self.holding())
             .requantise_down(self.requantise_down);
@@ -151,6 +164,14 @@ impl CommonFlags {
             DtypeFlag::bf16 => Dtype::Bf16,
             DtypeFlag::q8_0 => Dtype::Q8_0,
             DtypeFlag::q4_0 => Dtype::Q4_0,
+        }
+    }
+
+    /// The type of the key-value cache asked for.
+    pub(crate) fn kv_dtype(&self) -> KvDtype {
+        match self.kv_dtype {
+            KvDtypeFlag::f32 => KvDtype::F32,
+            KvDtypeFlag::f16 => KvDtype::F16,
         }
     }
 

@@ -10,6 +10,7 @@ mod rotary;
 use std::io;
 use std::path::Path;
 
+use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, OpError};
 
 use crate::error::{Error, Result};
@@ -193,7 +194,7 @@ impl ModelConfig {
         Self::parse(path_for_errors, text.as_bytes(), supported_model_types)
     }
 
-    /// The shape of the cache that this model writes its keys and values to.
+    /// The shape of the cache that this model writes its keys and values to, in f32.
     #[must_use]
     pub fn kv_shape(&self) -> KvShape {
         KvShape {
@@ -201,6 +202,7 @@ impl ModelConfig {
             n_kv_heads: self.n_kv_heads,
             d_head: self.d_head,
             max_context: self.max_context,
+            dtype: KvDtype::F32,
         }
     }
 

@@ -42,7 +42,8 @@
 //!         let mut info = ModelInfo::default();
 //!         info.architecture = "sum".to_owned();
 //!         info.vocab_size = 50;
-//!         info.kv = KvShape { n_layers: 1, n_kv_heads: 1, d_head: 1, max_context: 100 };
+//!         let (n_layers, n_kv_heads, d_head, max_context) = (1, 1, 1, 100);
+//!         info.kv = KvShape { n_layers, n_kv_heads, d_head, max_context, ..KvShape::default() };
 //!         Self(info)
 //!     }
 //! }
@@ -57,7 +58,7 @@
 //!         let have = cache.len();
 //!         cache.reserve(tokens.len())?;
 //!         let before = match have.checked_sub(1) {
-//!             Some(last) => cache.layer(0).page(last / PAGE_LEN).0[last % PAGE_LEN],
+//!             Some(last) => cache.layer(0).page(last / PAGE_LEN).key(0, last % PAGE_LEN)[0],
 //!             None => 0.0,
 //!         };
 //!         let sums: Vec<f32> = tokens

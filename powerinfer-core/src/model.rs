@@ -100,7 +100,7 @@ pub trait CausalLm: fmt::Debug + Send + Sync {
     /// What the model is.
     fn info(&self) -> &ModelInfo;
 
-    /// An empty cache of the right shape.
+    /// An empty cache of the shape and type of [`ModelInfo::kv`].
     fn new_cache(&self) -> KvCache {
         KvCache::new(self.info().kv.clone())
     }

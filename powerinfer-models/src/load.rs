@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, Holding, ModelConfig, Placement, Sparsity, WeightStore,
+    CausalLm, Error as CoreError, Holding, KvShape, ModelConfig, Placement, Sparsity, WeightStore,
 };
+use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, WeightFormat};
 
 use crate::error::{Error, Result};
@@ -21,6 +22,8 @@ pub struct LoadOptions {
     pub sparsity: Sparsity,
     /// Which neurons are hot; `None` keeps all neurons of a layer together.
     pub placement: Option<Placement>,
+    /// What keys and values are cached as, f32 by default.
+    pub kv_dtype: KvDtype,
     /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
     /// reads none. See [`WeightStore::open_with_pytorch`] for whom to trust.
     pub pytorch_bytes: Option<u64>,
@@ -47,6 +50,13 @@ impl LoadOptions {
     #[must_use]
     pub fn with_sparsity(mut self, sparsity: Sparsity) -> Self {
         self.sparsity = sparsity;
+        self
+    }
+
+    /// Caches keys and values in another type.
+    #[must_use]
+    pub fn with_kv_dtype(mut self, kv_dtype: KvDtype) -> Self {
+        self.kv_dtype = kv_dtype;
         self
     }
 
@@ -160,7 +170,8 @@ pub(crate) fn build(
     let is_ignorable =
         |name: &str| (architecture.is_ignorable)(name) || gguf_names::is_predictor(name);
     let ignored = store.finish(&is_ignorable)?;
-    model.describe(config, sparsity, loaded, &ignored);
+    let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
+    model.describe(config, kv, sparsity, loaded, &ignored);
     Ok(Box::new(model))
 }
 

@@ -241,9 +241,9 @@ fn mutated_headers_are_errors_or_models() {
             assert!(right, "cut at {len}: {error}");
         }
 
-        for at in 0..seed.header_len {
+        for (at, byte) in whole[..seed.header_len].iter().enumerate() {
             for bit in 0..8 {
-                if let Some(error) = seed.patched(at, &[whole[at] ^ 1 << bit], &mut tally) {
+                if let Some(error) = seed.patched(at, &[byte ^ 1 << bit], &mut tally) {
                     assert!(is_of_the_header(&error), "bit {bit} at {at}: {error}");
                     let magic = at < 4 && !matches!(error, Error::Core(CoreError::NotGguf { .. }));
                     assert!(!magic, "bit {bit} at {at}: {error}");

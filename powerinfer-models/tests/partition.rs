@@ -92,7 +92,7 @@ fn oracle_mask_equals_dense() {
             .with_predictor(Arc::new(oracle.unwrap()));
         let largest = dense.iter().fold(0f32, |largest, y| largest.max(y.abs()));
         let distance = max_distance(&run(&split, Sparsity::Auto), &dense);
-        assert!(distance <= 2e-6 * largest, "{format}: {distance} of {largest}");
+        assert!(distance <= 2e-6 * f64::from(largest), "{format}: {distance} of {largest}");
     }
 }
 

@@ -14,9 +14,29 @@ pub(crate) const LINE_BYTES: usize = 64;
 /// a mapping of its own for each bias vector would waste a page and a system call apiece.
 const MAPPED_BYTES: usize = 1 << 20;
 
-#[derive(Clone, Copy, Pod, Zeroable)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Line([u8; LINE_BYTES]);
+
+/// Scratch that begins at a cache line and is reused: registers as wide as a line are loaded half as
+/// fast where they lie across two.
+#[derive(Debug, Default)]
+pub(crate) struct AlignedScratch(Vec<Line>);
+
+impl AlignedScratch {
+    /// Room for `len` values; what was there before does not matter.
+    pub(crate) fn values<T: Pod>(&mut self, len: usize) -> &mut [T] {
+        let n_lines = (len * size_of::<T>()).div_ceil(LINE_BYTES);
+        if self.0.len() < n_lines {
+            self.0.resize(n_lines, Line([0; LINE_BYTES]));
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.0[..n_lines])[..len]
+    }
+
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.0.capacity() * LINE_BYTES
+    }
+}
 
 /// Zeroed, 64-byte aligned bytes.
 pub(crate) enum AlignedBytes {

@@ -8,6 +8,11 @@
 //! and so is each element of an `axpy`.
 //! Different tables may use different orders.
 
+pub(crate) mod activations;
+pub(crate) mod attention_rows;
+pub(crate) mod int8;
+pub(crate) mod panel;
+pub(crate) mod product;
 pub(crate) mod rows;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
@@ -16,58 +21,100 @@ mod simd;
 mod simd_blocks;
 #[cfg(target_arch = "x86_64")]
 mod simd_table;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+pub(crate) mod weighted_sum;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod int8_avx2;
+#[cfg(target_arch = "x86_64")]
+mod int8_avx512;
 
 use std::fmt;
 use std::sync::OnceLock;
 
+use self::int8::{InputGroup, WeightGroup};
+#[cfg(target_arch = "x86_64")]
+use crate::format::NumberFormat;
 use crate::format::WeightFormat;
+use attention_rows::AttentionRows;
 
 /// Rows that a group takes at once.
 pub(crate) const GROUP: usize = 4;
-/// Tokens that a tile takes at once.
+/// Tokens that [`Table::axpy_tile`] takes at once.
 pub(crate) const TILE_TOKENS: usize = 4;
-/// Rows that a tile of dot products takes at once.
-pub(crate) const TILE_ROWS: usize = 2;
 /// Columns of the decoded panel that [`Table::axpy_tile`] takes.
-pub(crate) const PANEL: usize = 64;
+pub(crate) const PANEL: usize = 256;
+
+/// Rows of a panel: one bit each in a mask.
+pub(crate) const PANEL_ROWS: usize = u64::BITS as usize;
 
 /// The bytes of the rows of a group.
 pub(crate) type Rows<'a> = [&'a [u8]; GROUP];
 /// One value for each row of a group.
 pub(crate) type RowValues = [f32; GROUP];
-/// The bytes of the rows of a tile.
-pub(crate) type TileRows<'a> = [&'a [u8]; TILE_ROWS];
-/// Some values of each token of a tile.
-pub(crate) type TokenValues<'a> = [&'a [f32]; TILE_TOKENS];
-/// The dot products of a tile, `[token][row]`.
-pub(crate) type DotTile = [[f32; TILE_ROWS]; TILE_TOKENS];
+/// The scales of the rows of a panel, for each token of a tile.
+pub(crate) type TokenScales<'a> = [&'a [f32; PANEL_ROWS]; TILE_TOKENS];
 /// The columns of a panel of each token of a tile.
-pub(crate) type PanelTile = [[f32; PANEL]; TILE_TOKENS];
+#[repr(align(64))]
+pub(crate) struct PanelTile(pub(crate) [[f32; PANEL]; TILE_TOKENS]);
 
-/// The row primitives of one weight format. Rows are bytes that hold as many values as `x` or `y`;
+impl Default for PanelTile {
+    fn default() -> Self {
+        Self([[0.0; PANEL]; TILE_TOKENS])
+    }
+}
+
+/// The row primitives of one weight format. Rows are bytes that hold as many values as `y`;
 /// `ahead` are rows that come later, brought into the cache on the way.
 pub(crate) struct RowPrimitives {
-    /// `row · x`
-    pub(crate) dot: fn(row: &[u8], ahead: &[u8], x: &[f32]) -> f32,
-    /// `rows[r] · x`
-    pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> RowValues,
-    /// `rows[r] · xs[t]`
-    pub(crate) dot_tile: fn(rows: TileRows<'_>, xs: TokenValues<'_>) -> DotTile,
+    /// Dot products.
+    pub(crate) products: Products,
     /// `y += scale · row`
     pub(crate) axpy: fn(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]),
     /// `y += Σ_r scales[r] · rows[r]` in order of `r`
     pub(crate) axpy_group: fn(scales: RowValues, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
     /// Whether groups are faster than rows one by one, for rows that stream from memory.
     pub(crate) grouped: bool,
-    /// The values `first ..` of a row as f32; `first` begins a block or, where blocks are longer
-    /// than that, is a multiple of [`PANEL`].
-    pub(crate) decode: fn(row: &[u8], first: usize, values: &mut [f32]),
+    /// A row as f32.
+    pub(crate) decode: fn(row: &[u8], values: &mut [f32]),
 }
+
+/// What the dot products of a format multiply its rows with.
+pub(crate) enum Products {
+    /// Values as they are.
+    F32(F32Products),
+    /// Values rounded to eight bits.
+    Int8(Int8Products),
+}
+
+/// Dot products with f32 values, and those of decoded rows.
+pub(crate) type F32Products = ProductBodies<f32, f32>;
+/// Dot products with values rounded to eight bits, and those of unpacked rows.
+pub(crate) type Int8Products = ProductBodies<InputGroup, WeightGroup>;
+
+/// Dot products of rows with tokens that are slices of `X`, as they are or unpacked to slices of `W`
+/// first. All of them are the same sum.
+pub(crate) struct ProductBodies<X: 'static, W: 'static> {
+    /// `row · x`
+    pub(crate) dot: fn(row: &[u8], ahead: &[u8], x: &[X]) -> f32,
+    /// `rows[r] · x`
+    pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[X]) -> RowValues,
+    /// Whether groups are faster than rows one by one, for rows that stream from memory.
+    pub(crate) grouped: bool,
+    /// Unpacks a row for many tokens.
+    pub(crate) unpack: fn(row: &[u8], unpacked: &mut [W]),
+    /// `out[t][r] = rows[r] · xs[t]`; rows and tokens have `len` elements each.
+    pub(crate) block: fn(rows: &[W], xs: &[X], len: usize, out: &mut [f32]),
+    /// `out[k] = row · xs[tokens[k]]`; tokens have as many elements as the row.
+    pub(crate) gather: Gather<X, W>,
+}
+
+type Gather<X, W> = fn(row: &[W], xs: &[X], tokens: &[u32], out: &mut [f32]);
 
 /// One instruction set's bodies of everything.
 pub(crate) struct Table {
@@ -81,12 +128,42 @@ pub(crate) struct Table {
     q5_0: RowPrimitives,
     q4_k: RowPrimitives,
     q6_k: RowPrimitives,
-    /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[n_rows, PANEL]` and
-    /// each `scales[t]` `n_rows` long.
-    pub(crate) axpy_tile: fn(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile),
+    /// Rounds the values of a token to eight bits, see [`int8::quantize`].
+    pub(crate) quantize: fn(values: &[f32], groups: &mut [InputGroup]),
+    /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[PANEL_ROWS, PANEL]`.
+    pub(crate) axpy_tile: fn(scales: TokenScales<'_>, panel: &[f32], ys: &mut PanelTile),
+    /// As [`axpy_tile`](Self::axpy_tile) for one token and the rows whose bit is set in `picked`, the
+    /// lowest first.
+    pub(crate) axpy_picked: AxpyPicked,
+    /// Asks for all lines of some bytes.
+    pub(crate) prefetch: fn(bytes: &[u8]),
+    /// The primitives of attention.
+    pub(crate) attention: &'static AttentionRows,
     /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
     /// bandwidth. The bytes must begin at a multiple of eight.
     pub(crate) fold: fn(bytes: &[u8]) -> u64,
+}
+
+pub(crate) type AxpyPicked =
+    fn(scales: &[f32; PANEL_ROWS], picked: u64, panel: &[f32], y: &mut [f32; PANEL]);
+
+/// The bodies of [`Int8Products`] that one instruction set has.
+#[cfg(target_arch = "x86_64")]
+struct Int8Table {
+    q8_0: Int8Products,
+    q4_0: Int8Products,
+}
+
+/// Asserts that rows of blocks hold as many as a token of `n_groups` groups.
+#[cfg(target_arch = "x86_64")]
+fn check_blocks<F: NumberFormat>(rows: &[&[u8]], n_groups: usize) {
+    for row in rows {
+        let n_blocks = row.len() / F::BLOCK_BYTES;
+        assert!(
+            row.len().is_multiple_of(F::BLOCK_BYTES) && n_blocks.div_ceil(int8::BLOCKS) == n_groups,
+            "a row holds as many blocks as the token"
+        );
+    }
 }
 
 /// The CPU kernels of one instruction set.
@@ -108,7 +185,8 @@ impl RowKernels {
         *BEST.get_or_init(|| *Self::available().last().expect("scalar kernels run everywhere"))
     }
 
-    /// All kernels that this CPU runs, slowest first: `scalar`, then `avx2`, `avx512`.
+    /// All kernels that this CPU runs, slowest first: `scalar`, then `avx2`, `avx512`,
+    /// `avx512vnni`.
     #[must_use]
     pub fn available() -> Vec<Self> {
         #[allow(unused_mut, reason = "only x86-64 has more than one table")]
@@ -127,12 +205,15 @@ impl RowKernels {
                 && is_x86_feature_detected!("avx512vl");
             if avx512 {
                 tables.push(Self(&avx512::TABLE));
+                if is_x86_feature_detected!("avx512vnni") {
+                    tables.push(Self(&avx512::TABLE_VNNI));
+                }
             }
         }
         tables
     }
 
-    /// The instruction set, for instance `"avx512"`.
+    /// The instruction set, for instance `"avx2"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.name

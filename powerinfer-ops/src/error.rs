@@ -125,6 +125,14 @@ pub enum OpError {
         /// The names that are known.
         supported: &'static str,
     },
+    /// A type that no key-value cache holds.
+    #[error("unknown type of a key-value cache {found:?}, supported: {supported}")]
+    UnknownKvDtype {
+        /// The name that was given.
+        found: String,
+        /// The names that are known.
+        supported: &'static str,
+    },
     /// Neurons can only be left out when the activation is zero for most of them.
     #[error("{activation} fires for every neuron, so there is nothing to skip")]
     NotSparse {

@@ -5,7 +5,7 @@
 //! activation is not zero; only then do its up and down rows matter. Because every product is
 //! one sum in a fixed order, leaving the others out changes no bit of the result.
 
-mod down_by_output;
+pub(crate) mod down_by_output;
 mod many_tokens;
 pub(crate) mod one_token;
 
@@ -13,6 +13,7 @@ use candle_core::{Device, Tensor};
 
 use crate::activation::Activation;
 use crate::cpu::RowKernels;
+use crate::cpu::product::Inputs;
 use crate::error::OpError;
 use crate::format::WeightFormat;
 use crate::mask::NeuronIds;
@@ -248,15 +249,21 @@ pub fn ffn(
     }
     with_rows("ffn", "x", x, weights.d_model(), |values| {
         let mut y = vec![0.0; values.len()];
-        let run = Run { weights, kernels: RowKernels::best(), x: values };
+        let kernels = RowKernels::best();
+        let Workspace { inputs, activations, step, by_output, .. } = workspace;
+        let formats = [Some(&weights.gate), weights.up.as_ref()];
+        let formats = formats.map(|matrix| matrix.unwrap_or(&weights.gate).format());
+        let inputs = Inputs::new(kernels, &formats, weights.d_model(), values, inputs);
+        let run = Run { weights, kernels, x: inputs };
         if let Some(down) = &weights.down_by_output {
-            let counts = run.down_by_output(down, neurons, workspace, &mut y)?;
+            let counts = run.down_by_output(down, neurons, by_output, &mut y)?;
             return Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts));
         }
-        let counts = match neurons {
-            Neurons::All => run.all(workspace, &mut y),
-            Neurons::Firing => run.firing(workspace, &mut y),
-            Neurons::FiringOf(picks) => run.firing_of(picks, workspace, &mut y)?,
+        run.check(neurons)?;
+        let counts = match inputs.n_tokens() {
+            0 => FfnCounts::default(),
+            1 => run.one_token(neurons, step, &mut y),
+            _ => run.many_tokens(neurons, activations, &mut y),
         };
         Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts))
     })
@@ -266,38 +273,18 @@ pub fn ffn(
 struct Run<'a> {
     weights: &'a FfnWeights,
     kernels: RowKernels,
-    /// `[n_tokens, d_model]`
-    x: &'a [f32],
+    x: Inputs<'a>,
 }
 
 impl Run<'_> {
-    fn n_tokens(&self) -> usize {
-        self.x.len() / self.weights.d_model().max(1)
-    }
-
-    /// The values of a token in `x` or `y`.
-    fn token(&self, t: usize) -> std::ops::Range<usize> {
-        t * self.weights.d_model()..(t + 1) * self.weights.d_model()
-    }
-
-    /// Of the neurons that are picked for each token, those that fire.
-    fn firing_of(
-        &self,
-        picks: &[NeuronIds],
-        workspace: &mut Workspace,
-        y: &mut [f32],
-    ) -> Result<FfnCounts, OpError> {
-        if picks.len() != self.n_tokens() {
-            let (expected, found) = (vec![self.n_tokens()], vec![picks.len()]);
+    /// Fails unless there is a list of ids a token, all of them within the weights.
+    fn check(&self, neurons: Neurons<'_>) -> Result<(), OpError> {
+        let Neurons::FiringOf(picks) = neurons else { return Ok(()) };
+        if picks.len() != self.x.n_tokens() {
+            let (expected, found) = (vec![self.x.n_tokens()], vec![picks.len()]);
             return Err(OpError::Shape { op: "ffn", what: "lists of ids", expected, found });
         }
-        let mut counts = FfnCounts::default();
-        for (t, picks) in picks.iter().enumerate() {
-            self.weights.gate.check_ids("ffn", picks)?;
-            let candidates = one_token::Candidates::Picked(picks.as_slice());
-            counts.add(self.one_token(t, candidates, &mut workspace.step, y));
-        }
-        Ok(counts)
+        picks.iter().try_for_each(|picks| self.weights.gate.check_ids("ffn", picks))
     }
 }
 
@@ -306,5 +293,10 @@ impl FfnCounts {
         self.fired += other.fired;
         self.ran += other.ran;
         self.bytes += other.bytes;
+    }
+
+    fn sum(mut self, other: Self) -> Self {
+        self.add(other);
+        self
     }
 }

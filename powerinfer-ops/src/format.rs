@@ -13,6 +13,7 @@ mod q8_0;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::cpu::int8::{self, InputGroup};
 use crate::error::OpError;
 
 /// Values in the longest block of any format.
@@ -61,6 +62,30 @@ pub(crate) trait BlockFormat {
                 *y += scale * value;
             }
         }
+    }
+}
+
+/// A format whose blocks are 32 whole numbers times a scale.
+///
+/// It has two scalar truths: products with values as they are ([`BlockFormat::dot`]), and with
+/// values rounded to eight bits, which dense and sparse products use.
+pub(crate) trait NumberFormat: BlockFormat {
+    /// The scale and the numbers of a block.
+    fn numbers(block: &[u8]) -> (f32, [i8; int8::BLOCK]);
+
+    /// `Σ_b scale_b · x_scale_b · Σ_i number_i · x_number_i`
+    fn dot_int8(row: &[u8], x: &[InputGroup]) -> f32 {
+        let mut product = 0.0;
+        for (b, block) in row.chunks_exact(Self::BLOCK_BYTES).enumerate() {
+            let (group, b) = (&x[b / int8::BLOCKS], b % int8::BLOCKS);
+            let (scale, numbers) = Self::numbers(block);
+            let mut sum = 0;
+            for (number, x) in numbers.into_iter().zip(group.block_numbers(b)) {
+                sum += i32::from(number) * i32::from(x);
+            }
+            product += scale * group.block_scale(b) * sum as f32;
+        }
+        product
     }
 }
 

@@ -34,7 +34,11 @@
 //! # Kernels
 //!
 //! [`RowKernels`] are chosen at run time: `scalar` (the definition, everywhere), `avx2` (with FMA
-//! and F16C) and `avx512` (F, BW, VL). Other architectures run the scalar kernels.
+//! and F16C), `avx512` (F, BW, VL) and `avx512vnni`. Other architectures run the scalar kernels.
+//!
+//! Dot products of Q8_0 and Q4_0 rows round the values they meet to eight bits in blocks of 32, as
+//! ggml does, and multiply whole numbers: the product moves by at most
+//! `Σ_blocks max|x| / 254 · Σ_i |w[i]|`. Weighted sums of rows take activations as they are.
 //!
 //! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].
 //!

@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 
+use crate::cpu::product::{InputScratch, Inputs};
 use crate::cpu::{RowKernels, rows};
 use crate::error::OpError;
 use crate::mask::ActivationMask;
@@ -73,13 +74,14 @@ impl CustomOp1 for SparseMatvec {
         let (n_tokens, x) = custom_op_rows(Self::NAME, "x", storage, layout, w.d_model())?;
         self.check(n_tokens).map_err(candle_core::Error::wrap)?;
         let mut y = vec![0.0; n_tokens * w.n_neurons()];
-        let mut picked = Vec::new();
+        let (mut picked, mut scratch) = (Vec::new(), InputScratch::default());
+        let kernels = RowKernels::best();
+        let x = Inputs::new(kernels, &[w.format()], w.d_model(), x, &mut scratch);
         for t in 0..n_tokens {
             let ids = self.mask.ids(t);
             picked.clear();
             picked.resize(ids.len(), 0.0);
-            let x = &x[t * w.d_model()..][..w.d_model()];
-            rows::matvec_picked(RowKernels::best(), w, ids.as_slice(), x, &mut picked);
+            rows::matvec_picked(kernels, w, ids.as_slice(), x.token(t), &mut picked);
             for (&id, &value) in ids.as_slice().iter().zip(&picked) {
                 y[t * w.n_neurons() + id as usize] = value;
             }
@@ -125,9 +127,16 @@ pub fn linear(w: &NeuronMatrix, bias: Option<&[f32]>, x: &Tensor) -> Result<Tens
 pub fn linear_into(w: &NeuronMatrix, x: &Tensor, out: &mut Vec<f32>) -> Result<(), OpError> {
     tensor::with_rows("linear_into", "x", x, w.d_model(), |values| {
         out.resize(x.dims()[0] * w.n_neurons(), 0.0);
-        rows::matvec(RowKernels::best(), w, values, out);
+        project(w, values, out);
         Ok(())
     })
+}
+
+/// `out[t, i] = w[i] · x[t]`
+fn project(w: &NeuronMatrix, x: &[f32], out: &mut [f32]) {
+    let (kernels, mut scratch) = (RowKernels::best(), InputScratch::default());
+    let x = Inputs::new(kernels, &[w.format()], w.d_model(), x, &mut scratch);
+    rows::matvec(kernels, w, x, out);
 }
 
 struct Linear<'a> {
@@ -152,7 +161,7 @@ impl CustomOp1 for Linear<'_> {
         let (n_tokens, x) = custom_op_rows(Self::NAME, "x", storage, layout, self.w.d_model())?;
         let n_out = self.w.n_neurons();
         let mut y = vec![0.0; n_tokens * n_out];
-        rows::matvec(RowKernels::best(), self.w, x, &mut y);
+        project(self.w, x, &mut y);
         if let Some(bias) = self.bias {
             for y in y.chunks_exact_mut(n_out.max(1)) {
                 y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);

@@ -1,5 +1,9 @@
 //! Scratch memory of the operators.
 
+use crate::attention::AttentionScratch;
+use crate::cpu::activations::Activations;
+use crate::cpu::product::InputScratch;
+use crate::ffn::down_by_output::OutputScratch;
 use crate::ffn::one_token::StepScratch;
 
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
@@ -11,22 +15,24 @@ use crate::ffn::one_token::StepScratch;
 /// ```
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// Gate values, then activations, of many tokens, `[n_tokens, n_neurons]`.
-    pub(crate) h: Vec<f32>,
-    /// Up values of many tokens, `[n_tokens, n_neurons]`.
-    pub(crate) up: Vec<f32>,
-    /// Neurons of one token that fire.
-    pub(crate) fired: Vec<u32>,
+    pub(crate) inputs: InputScratch,
+    /// Of many tokens.
+    pub(crate) activations: Activations,
     /// Of one token.
     pub(crate) step: StepScratch,
+    /// Of networks whose down projection is stored by output.
+    pub(crate) by_output: OutputScratch,
+    pub(crate) attention: AttentionScratch,
 }
 
 impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        let values = self.h.capacity() + self.up.capacity();
-        let ids = self.fired.capacity() * size_of::<u32>();
-        values * size_of::<f32>() + ids + self.step.size_bytes()
+        self.inputs.size_bytes()
+            + self.activations.size_bytes()
+            + self.step.size_bytes()
+            + self.by_output.size_bytes()
+            + self.attention.size_bytes()
     }
 }

@@ -1,6 +1,8 @@
 //! A stack of blocks between embeddings and head: the one `CausalLm` of all architectures.
 
-use powerinfer_core::{CausalLm, Error, KvCache, ModelConfig, ModelInfo, Result, Sparsity, Step};
+use powerinfer_core::{
+    CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
+};
 
 use crate::gguf_names::is_predictor;
 use crate::layers::block::Pass;
@@ -42,6 +44,7 @@ impl Decoder {
     pub(crate) fn describe(
         &mut self,
         config: &ModelConfig,
+        kv: KvShape,
         sparsity: Sparsity,
         loaded: Loaded,
         ignored: &[String],
@@ -69,7 +72,7 @@ impl Decoder {
         info.d_ff = config.d_ff;
         info.vocab_size = config.vocab_size;
         info.max_context = config.max_context;
-        info.kv = config.kv_shape();
+        info.kv = kv;
         info.activation = config.activation.to_string();
         info.sparsity = sparsity;
         info.n_parameters = loaded.n_parameters;

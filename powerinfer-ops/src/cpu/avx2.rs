@@ -4,16 +4,22 @@
 
 use std::arch::x86_64::*;
 
+use super::attention_rows::AVX2 as ATTENTION;
+use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
 use super::simd_blocks;
 use super::simd_table::simd_table;
+use super::tiles::tiles;
 use super::{
-    DotTile, GROUP, PANEL, PanelTile, RowPrimitives, RowValues, Rows, TILE_ROWS, TILE_TOKENS,
-    Table, TileRows, TokenValues,
+    F32Products, GROUP, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    RowValues, Rows, Table, TokenScales,
 };
 
 // 16 registers: 8 sums, 2 values of rows or panel, 1 of a vector or scale.
-simd_table!("avx2", __m256, "avx2,fma,f16c", 2, 2);
+simd_table!(__m256, "avx2,fma,f16c", 2, 2, 2, 8);
+
+/// Handed out by `RowKernels::available` alone, after it saw the instructions.
+pub(super) static TABLE: Table = table("avx2", super::int8_avx2::INT8);
 
 // SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
 // as `Vector` requires; no intrinsic used here needs alignment.

@@ -4,16 +4,25 @@
 
 use std::arch::x86_64::*;
 
+use super::attention_rows::AVX512 as ATTENTION;
+use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
 use super::simd_blocks;
 use super::simd_table::simd_table;
+use super::tiles::tiles;
 use super::{
-    DotTile, GROUP, PANEL, PanelTile, RowPrimitives, RowValues, Rows, TILE_ROWS, TILE_TOKENS,
-    Table, TileRows, TokenValues,
+    F32Products, GROUP, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    RowValues, Rows, Table, TokenScales,
 };
 
-// 32 registers: 16 sums, 2 values of rows or 4 of a panel, 1 of a vector or scale.
-simd_table!("avx512", __m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 4, 4);
+// 32 registers: 24 sums, 3 values of rows, 1 of a vector; or 16 sums, 4 of a panel, 1 scale.
+simd_table!(__m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", 2, 6, 4, 16);
+
+/// Handed out by `RowKernels::available` alone, after it saw the instructions.
+pub(super) static TABLE: Table = table("avx512", super::int8_avx2::INT8);
+
+/// The same for CPUs that have VNNI as well.
+pub(super) static TABLE_VNNI: Table = table("avx512vnni", super::int8_avx512::INT8);
 
 // SAFETY of each block below: the caller has the instructions and, for loads and stores, the bytes,
 // as `Vector` requires; no intrinsic used here needs alignment.
@@ -165,6 +174,33 @@ impl Vector for __m512 {
         unsafe {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
             _mm256_add_ps(_mm512_castps512_ps256(self), high).sum()
+        }
+    }
+
+    /// Halves are added to halves as in `sum`, those of two and four vectors side by side.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: see above.
+        unsafe {
+            let mut eights = [_mm256_setzero_ps(); 4];
+            for i in 0..4 {
+                let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v[i])));
+                eights[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), high);
+            }
+            let mut fours = [_mm256_setzero_ps(); 2];
+            for i in 0..2 {
+                let (a, b) = (eights[2 * i], eights[2 * i + 1]);
+                let low = _mm256_permute2f128_ps::<0x20>(a, b);
+                fours[i] = _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+            let (ab, cd) = (_mm256_castps_pd(fours[0]), _mm256_castps_pd(fours[1]));
+            let low = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+            let twos = _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+            // sums of a, c, b, d in every second lane
+            let ones = _mm256_add_ps(twos, _mm256_movehdup_ps(twos));
+            let mut lanes = [0.0; 8];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), ones);
+            [lanes[0], lanes[4], lanes[2], lanes[6]]
         }
     }
 

@@ -1,28 +1,34 @@
 //! The reference table, gathered from the formats' own definitions.
 
-use super::{PANEL, PanelTile, RowPrimitives, Table, TokenValues};
-use crate::format::{Bf16, BlockFormat, F16, F32, MAX_BLOCK_LEN, Q4K, Q6K, Q40, Q41, Q50, Q80};
+use super::int8::{self, BLOCKS, InputGroup, WeightGroup};
+use super::{
+    F32Products, Int8Products, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives, Table,
+    TokenScales,
+};
+use crate::format::{Bf16, BlockFormat, F16, F32, NumberFormat, Q4K, Q6K, Q40, Q41, Q50, Q80};
 
 pub(super) static TABLE: Table = Table {
     name: "scalar",
-    f32: primitives::<F32>(),
-    f16: primitives::<F16>(),
-    bf16: primitives::<Bf16>(),
-    q8_0: primitives::<Q80>(),
-    q4_0: primitives::<Q40>(),
-    q4_1: primitives::<Q41>(),
-    q5_0: primitives::<Q50>(),
-    q4_k: primitives::<Q4K>(),
-    q6_k: primitives::<Q6K>(),
+    f32: primitives::<F32>(f32_products::<F32>()),
+    f16: primitives::<F16>(f32_products::<F16>()),
+    bf16: primitives::<Bf16>(f32_products::<Bf16>()),
+    q8_0: primitives::<Q80>(int8_products::<Q80>()),
+    q4_0: primitives::<Q40>(int8_products::<Q40>()),
+    q4_1: primitives::<Q41>(f32_products::<Q41>()),
+    q5_0: primitives::<Q50>(f32_products::<Q50>()),
+    q4_k: primitives::<Q4K>(f32_products::<Q4K>()),
+    q6_k: primitives::<Q6K>(f32_products::<Q6K>()),
+    quantize: int8::quantize,
     axpy_tile,
+    axpy_picked,
+    prefetch: |_| {},
+    attention: &super::attention_rows::SCALAR,
     fold,
 };
 
-const fn primitives<F: BlockFormat>() -> RowPrimitives {
+const fn primitives<F: BlockFormat>(products: Products) -> RowPrimitives {
     RowPrimitives {
-        dot: |row, _, x| F::dot(row, x),
-        dot_group: |rows, _, x| rows.map(|row| F::dot(row, x)),
-        dot_tile: |rows, xs| xs.map(|x| rows.map(|row| F::dot(row, x))),
+        products,
         axpy: |scale, row, _, y| F::axpy(scale, row, y),
         axpy_group: |scales, rows, _, y| {
             for (scale, row) in scales.into_iter().zip(rows) {
@@ -34,22 +40,99 @@ const fn primitives<F: BlockFormat>() -> RowPrimitives {
     }
 }
 
-fn decode<F: BlockFormat>(row: &[u8], mut first: usize, mut values: &mut [f32]) {
-    let mut whole = [0.0; MAX_BLOCK_LEN];
-    let whole = &mut whole[..F::BLOCK_LEN];
-    while !values.is_empty() {
-        let block = &row[first / F::BLOCK_LEN * F::BLOCK_BYTES..][..F::BLOCK_BYTES];
-        F::decode_block(block, whole);
-        let part = &whole[first % F::BLOCK_LEN..];
-        let (now, later) = values.split_at_mut(part.len().min(values.len()));
-        now.copy_from_slice(&part[..now.len()]);
-        first += now.len();
-        values = later;
+fn decode<F: BlockFormat>(row: &[u8], values: &mut [f32]) {
+    let blocks = row.chunks_exact(F::BLOCK_BYTES);
+    for (block, values) in blocks.zip(values.chunks_exact_mut(F::BLOCK_LEN)) {
+        F::decode_block(block, values);
     }
 }
 
-fn axpy_tile(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {
-    for (scales, y) in scales.into_iter().zip(ys) {
+const fn f32_products<F: BlockFormat>() -> Products {
+    Products::F32(F32Products {
+        dot: |row, _, x| F::dot(row, x),
+        dot_group: |rows, _, x| rows.map(|row| F::dot(row, x)),
+        grouped: false,
+        unpack: decode::<F>,
+        block: |rows, xs, len, out| block(rows, xs, len, out, f32_dot),
+        gather: |row, xs, tokens, out| gather(row, xs, tokens, out, f32_dot),
+    })
+}
+
+/// The product of a decoded row, summed up as [`BlockFormat::dot`] does.
+fn f32_dot(row: &[f32], x: &[f32]) -> f32 {
+    row.iter().zip(x).fold(0.0, |sum, (w, x)| sum + w * x)
+}
+
+const fn int8_products<F: NumberFormat>() -> Products {
+    Products::Int8(Int8Products {
+        dot: |row, _, x| F::dot_int8(row, x),
+        dot_group: |rows, _, x| rows.map(|row| F::dot_int8(row, x)),
+        grouped: false,
+        unpack: unpack::<F>,
+        block: |rows, xs, len, out| block(rows, xs, len, out, int8_dot),
+        gather: |row, xs, tokens, out| gather(row, xs, tokens, out, int8_dot),
+    })
+}
+
+/// Signed bytes in the order of an [`InputGroup`].
+fn unpack<F: NumberFormat>(row: &[u8], groups: &mut [WeightGroup]) {
+    groups.fill(bytemuck::Zeroable::zeroed());
+    for (b, block) in row.chunks_exact(F::BLOCK_BYTES).enumerate() {
+        let (group, b) = (&mut groups[b / BLOCKS], b % BLOCKS);
+        let (scale, numbers) = F::numbers(block);
+        group.scales[b * BLOCKS..][..BLOCKS].fill(scale);
+        for (i, number) in numbers.into_iter().enumerate() {
+            group.numbers[i / 16 * 64 + b * 16 + i % 16] = number as u8;
+        }
+    }
+}
+
+/// The product of an unpacked row, summed up as [`NumberFormat::dot_int8`] does.
+fn int8_dot(row: &[WeightGroup], x: &[InputGroup]) -> f32 {
+    let mut product = 0.0;
+    for (group, x) in row.iter().zip(x) {
+        for b in 0..BLOCKS {
+            let mut sum = 0;
+            for i in (b * 16..(b + 1) * 16).chain(64 + b * 16..64 + (b + 1) * 16) {
+                sum += i32::from(group.numbers[i] as i8) * i32::from(x.numbers[i]);
+            }
+            product += group.scales[b * BLOCKS] * x.block_scale(b) * sum as f32;
+        }
+    }
+    product
+}
+
+fn block<W, X>(rows: &[W], xs: &[X], len: usize, out: &mut [f32], dot: impl Fn(&[W], &[X]) -> f32) {
+    let products = xs.chunks_exact(len).flat_map(|x| rows.chunks_exact(len).map(move |w| (w, x)));
+    for (out, (row, x)) in out.iter_mut().zip(products) {
+        *out = dot(row, x);
+    }
+}
+
+fn gather<W, X>(
+    row: &[W],
+    xs: &[X],
+    tokens: &[u32],
+    out: &mut [f32],
+    dot: impl Fn(&[W], &[X]) -> f32,
+) {
+    for (out, &t) in out.iter_mut().zip(tokens) {
+        *out = dot(row, &xs[t as usize * row.len()..][..row.len()]);
+    }
+}
+
+fn axpy_picked(scales: &[f32; PANEL_ROWS], picked: u64, panel: &[f32], y: &mut [f32; PANEL]) {
+    for (row, (scale, values)) in scales.iter().zip(panel.chunks_exact(PANEL)).enumerate() {
+        if picked >> row & 1 == 1 {
+            for (y, value) in y.iter_mut().zip(values) {
+                *y += scale * value;
+            }
+        }
+    }
+}
+
+fn axpy_tile(scales: TokenScales<'_>, panel: &[f32], ys: &mut PanelTile) {
+    for (scales, y) in scales.into_iter().zip(&mut ys.0) {
         for (scale, row) in scales.iter().zip(panel.chunks_exact(PANEL)) {
             for (y, value) in y.iter_mut().zip(row) {
                 *y += scale * value;

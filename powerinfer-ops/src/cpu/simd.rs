@@ -17,13 +17,19 @@
 #![allow(clippy::needless_range_loop, reason = "plain loops, see below")]
 #![allow(unsafe_code, reason = "raw loads; the table's safe wrappers assert every length")]
 
-use super::{PANEL, TILE_TOKENS};
+use std::mem::MaybeUninit;
+
+use super::{PANEL, PANEL_ROWS, PanelTile, TILE_TOKENS};
 
 /// Bytes of a cache line, the unit of a prefetch.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 /// Accumulators of a dot product: two hide the latency of the fused multiply-add well enough for
 /// a row that streams from memory.
 const CHAINS: usize = 2;
+/// Tiles of [`row_tiles`] whose sums are kept at once, and steps of columns between them: 32 KiB of
+/// rows and tokens.
+const TILES: usize = 24;
+const COLUMN_STEPS: usize = 32;
 /// Values that are loaded in one step: a block of the quantised formats, or an eighth of one.
 pub(super) const STEP: usize = 32;
 /// Bytes of a step of the widest format.
@@ -71,6 +77,12 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// The sum of the lanes, in one fixed order.
     unsafe fn sum(self) -> f32;
+    /// [`sum`](Self::sum) of four vectors, to the same bits.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [v[0].sum(), v[1].sum(), v[2].sum(), v[3].sum()] }
+    }
     /// Asks for the line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
@@ -212,6 +224,109 @@ pub(super) unsafe fn dots<V: Vector, F: Steps<V>, const R: usize, const T: usize
     }
 }
 
+/// `out[t][r] = rows[r] · xs[t]` of decoded rows, all `len` values long: the sums of [`dots`], some
+/// columns of all tiles at a time, so that the tokens' columns stay in the L1 cache.
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - `rows` is whole rows of `xs[0].len()` values, and all `xs` have one length
+#[inline(always)]
+pub(super) unsafe fn row_tiles<V: Vector, const R: usize, const T: usize>(
+    rows: &[f32],
+    xs: [&[f32]; T],
+    out: &mut [f32],
+) {
+    let len = xs[0].len();
+    let (n_rows, n_steps) = (rows.len() / len, len / STEP);
+    let n_tiled = n_rows / R * R;
+    for first in (0..n_tiled).step_by(R * TILES) {
+        let n_tiles = (n_tiled - first).div_ceil(R).min(TILES);
+        // SAFETY: the caller has the instructions; `first + tile * R + r < n_rows` bounds the
+        // row, `step < n_steps` the column; a state is written for the first columns, of which
+        // there are some if `n_steps > 0`.
+        unsafe {
+            // written before they are read, for the first columns
+            let mut states = [const { MaybeUninit::uninit() }; TILES];
+            for start in (0..n_steps).step_by(COLUMN_STEPS) {
+                for tile in 0..n_tiles {
+                    let mut sums = [[[V::zero(); CHAINS]; R]; T];
+                    if start > 0 {
+                        sums = states[tile].assume_init();
+                    }
+                    for step in start..n_steps.min(start + COLUMN_STEPS) {
+                        let mut at = [rows.as_ptr().cast::<u8>(); R];
+                        for r in 0..R {
+                            let row = (first + tile * R + r) * len;
+                            at[r] = rows.as_ptr().add(row + step * STEP).cast();
+                        }
+                        let xs = xs.map(|x| x.as_ptr().add(step * STEP));
+                        dots_step::<V, F32, R, T>(at, 0, xs, &mut sums);
+                    }
+                    states[tile].write(sums);
+                }
+            }
+            for tile in 0..n_tiles {
+                let row = first + tile * R;
+                let mut sums = [[[V::zero(); CHAINS]; R]; T];
+                if n_steps > 0 {
+                    sums = states[tile].assume_init();
+                }
+                if !len.is_multiple_of(STEP) {
+                    let tails = |r: usize| &rows[(row + r) * len + n_steps * STEP..][..len % STEP];
+                    let tails: [_; R] = std::array::from_fn(|r| padded_values(tails(r)));
+                    let xs = xs.map(|x| padded_values(&x[n_steps * STEP..]));
+                    let tails = std::array::from_fn(|r| tails[r].as_ptr().cast());
+                    let xs = std::array::from_fn(|t| xs[t].as_ptr());
+                    dots_step::<V, F32, R, T>(tails, 0, xs, &mut sums);
+                }
+                let mut lanes = [[V::zero(); R]; T];
+                for t in 0..T {
+                    for r in 0..R {
+                        lanes[t][r] = sums[t][r][0].add(sums[t][r][1]);
+                    }
+                }
+                let products = sum_lanes(&lanes);
+                for t in 0..T {
+                    for r in 0..R {
+                        out[t * n_rows + row + r] = products[t][r];
+                    }
+                }
+            }
+        }
+    }
+    for row in n_tiled..n_rows {
+        let bytes = bytemuck::cast_slice(&rows[row * len..][..len]);
+        // SAFETY: the caller has the instructions; all slices have `len` values.
+        let tile = unsafe { dots::<V, F32, 1, T>([bytes], None, xs) };
+        for t in 0..T {
+            out[t * n_rows + row] = tile[t][0];
+        }
+    }
+}
+
+/// The sum of the lanes of each vector.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn sum_lanes<V: Vector, const R: usize, const T: usize>(
+    lanes: &[[V; R]; T],
+) -> [[f32; R]; T] {
+    let mut sums = [[0.0; R]; T];
+    let (vectors, values) = (lanes.as_flattened(), sums.as_flattened_mut());
+    let whole = vectors.len() / 4 * 4;
+    for at in (0..whole).step_by(4) {
+        let four = [vectors[at], vectors[at + 1], vectors[at + 2], vectors[at + 3]];
+        // SAFETY: the caller has the instructions.
+        values[at..at + 4].copy_from_slice(&unsafe { V::sum4(four) });
+    }
+    for at in whole..vectors.len() {
+        // SAFETY: the caller has the instructions.
+        values[at] = unsafe { vectors[at].sum() };
+    }
+    sums
+}
+
 /// One step of [`dots`].
 ///
 /// # Safety
@@ -271,6 +386,7 @@ pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
             let rows = rows.map(|row| row.as_ptr().add(step / F::STEPS * F::BYTES));
             axpys_step::<V, F, R>(splats, rows, step % F::STEPS, y);
         }
+        // longer blocks leave no rest
         if F::STEPS == 1 && !rest.is_empty() {
             let rows = rows.map(|row| padded_row(&row[n_steps * F::BYTES..]));
             let mut y = padded_values(rest);
@@ -346,27 +462,26 @@ unsafe fn heads<V: Vector, F: Steps<V>, const R: usize>(
     }
 }
 
-/// The values `first ..` of a row as f32.
+/// A row as f32.
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - `first` is a multiple of [`STEP`], and `row` holds `first + values.len()` values of `F`
+/// - `row` holds as many values of `F` as `values`
 #[inline(always)]
-pub(super) unsafe fn decode<V: Vector, F: Steps<V>>(row: &[u8], first: usize, values: &mut [f32]) {
+pub(super) unsafe fn decode<V: Vector, F: Steps<V>>(row: &[u8], values: &mut [f32]) {
     let (steps, rest) = values.as_chunks_mut::<STEP>();
-    let first = first / STEP;
     // SAFETY: the caller has the instructions; each step of `values` has one of `row`, and what is
     // left of it is copied to a padded step of its own.
     unsafe {
-        let end = first + steps.len();
-        for (step, values) in (first..).zip(steps) {
+        let n_steps = steps.len();
+        for (step, values) in steps.iter_mut().enumerate() {
             let block = row.as_ptr().add(step / F::STEPS * F::BYTES);
             decode_step::<V, F>(block, step % F::STEPS, values);
         }
         // longer blocks leave no rest
         if F::STEPS == 1 && !rest.is_empty() {
             let mut values = [0.0; STEP];
-            let row = padded_row(&row[end * F::BYTES..][..rest.len() * F::BYTES / STEP]);
+            let row = padded_row(&row[n_steps * F::BYTES..]);
             decode_step::<V, F>(row.as_ptr(), 0, &mut values);
             rest.copy_from_slice(&values[..rest.len()]);
         }
@@ -413,17 +528,16 @@ fn padded_values(rest: &[f32]) -> [f32; STEP] {
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - each `scales[t]` has `panel.len() / PANEL` values
+/// - `panel` has `PANEL_ROWS * PANEL` values
 #[inline(always)]
 pub(super) unsafe fn axpy_tile<V: Vector, const W: usize>(
-    scales: [&[f32]; TILE_TOKENS],
+    scales: [&[f32; PANEL_ROWS]; TILE_TOKENS],
     panel: &[f32],
-    ys: &mut [[f32; PANEL]; TILE_TOKENS],
+    PanelTile(ys): &mut PanelTile,
 ) {
-    let n_rows = panel.len() / PANEL;
     for column in (0..PANEL).step_by(W * V::LANES) {
         // SAFETY: the caller has the instructions; `column + W * LANES <= PANEL` bounds accesses
-        // to `ys` and to a panel row, `r < n_rows` the row and the scales.
+        // to `ys` and to a panel row, `r < PANEL_ROWS` the row.
         unsafe {
             let mut sums = [[V::zero(); W]; TILE_TOKENS];
             for (sums, y) in sums.iter_mut().zip(ys.iter()) {
@@ -431,12 +545,8 @@ pub(super) unsafe fn axpy_tile<V: Vector, const W: usize>(
                     *sum = V::load_f32(y.as_ptr().add(column + v * V::LANES).cast());
                 }
             }
-            for r in 0..n_rows {
-                let scales = scales.map(|scales| *scales.get_unchecked(r));
-                // most neurons fire for none of four tokens, and adding zeros changes nothing
-                if scales == [0.0; TILE_TOKENS] {
-                    continue;
-                }
+            for r in 0..PANEL_ROWS {
+                let scales = scales.map(|scales| scales[r]);
                 let mut row = [V::zero(); W];
                 for (v, value) in row.iter_mut().enumerate() {
                     let at = panel.as_ptr().add(r * PANEL + column + v * V::LANES);
@@ -453,6 +563,44 @@ pub(super) unsafe fn axpy_tile<V: Vector, const W: usize>(
                 for (v, sum) in sums.iter().enumerate() {
                     sum.store(y.as_mut_ptr().add(column + v * V::LANES));
                 }
+            }
+        }
+    }
+}
+
+/// `y += Σ_r scales[r] · panel[r]` over the rows `r` whose bit is set in `picked`, the lowest first,
+/// `W` registers at a time.
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - `panel` has `PANEL_ROWS * PANEL` values
+#[inline(always)]
+pub(super) unsafe fn axpy_picked<V: Vector, const W: usize>(
+    scales: &[f32; PANEL_ROWS],
+    picked: u64,
+    panel: &[f32],
+    y: &mut [f32; PANEL],
+) {
+    for column in (0..PANEL).step_by(W * V::LANES) {
+        // SAFETY: the caller has the instructions and the panel; `column + W * LANES <= PANEL`
+        // bounds accesses to `y` and to a panel row.
+        unsafe {
+            let mut sums = [V::zero(); W];
+            for v in 0..W {
+                sums[v] = V::load_f32(y.as_ptr().add(column + v * V::LANES).cast());
+            }
+            let mut left = picked;
+            while left != 0 {
+                let row = left.trailing_zeros() as usize;
+                left &= left - 1;
+                let scale = V::splat(scales[row]);
+                let at = panel.as_ptr().add(row * PANEL + column);
+                for v in 0..W {
+                    sums[v] = scale.mul_add(V::load_f32(at.add(v * V::LANES).cast()), sums[v]);
+                }
+            }
+            for v in 0..W {
+                sums[v].store(y.as_mut_ptr().add(column + v * V::LANES));
             }
         }
     }

@@ -2,7 +2,8 @@
 //! put together in integer lanes, converted, and meet their scale in one multiplication.
 //!
 //! All products of scales and numbers are exact in f32, so that it does not matter whether an
-//! offset is added in a fused operation or after the product: every table decodes the same bits.
+//! offset is added in a fused operation or after the product, nor whether a number is shifted or
+//! multiplied by a power of two: every table decodes the same bits.
 
 #![allow(unsafe_code, reason = "raw loads; the table's safe wrappers assert every length")]
 
@@ -82,24 +83,32 @@ impl<V: Vector> Steps<V> for Q4K {
     unsafe fn head(at: *const u8, step: usize) -> (V, V) {
         // SAFETY: the caller has the instructions and the bytes.
         unsafe {
-            let block = std::slice::from_raw_parts(at, 16);
-            let (scale, offset) = q4_k::part_scales(block, step);
+            let (scale, offset) = q4_k::part_scales(&*at.cast(), step);
             let (d, d_min) = (V::splat_f16(at), V::splat_f16(at.wrapping_add(2)));
-            (d.mul(V::splat(f32::from(scale))), d_min.mul(V::splat(-f32::from(offset))))
+            // numbers in high halves stay there, so that they are 16 times what they are
+            let unit = if step.is_multiple_of(2) { 1.0 } else { 1.0 / 16.0 };
+            (d.mul(V::splat(f32::from(scale) * unit)), d_min.mul(V::splat(-f32::from(offset))))
         }
     }
 
     #[inline(always)]
     unsafe fn lanes((scale, offset): (V, V), at: *const u8, step: usize, index: usize) -> V {
         // two steps lie in the halves of the same bytes
-        let at = at.wrapping_add(16 + step / 2 * STEP + index * V::LANES);
+        let at = at.wrapping_add(q4_k::NUMBERS + step / 2 * STEP + index * V::LANES);
         // SAFETY: the caller has the instructions and the bytes.
         unsafe {
-            let numbers = V::bits(V::load_u8(at), step as u32 % 2 * 4, 15);
+            let numbers =
+                V::bits(V::load_u8(at), 0, if step.is_multiple_of(2) { 15 } else { 15 << 4 });
             V::to_f32(numbers).mul_add(scale, offset)
         }
     }
 }
+
+/// The lower bits of a number of Q6_K, for each of the four rows of a half block: where they are in
+/// their byte, and what makes of them their part of the number without a shift.
+const LOWER: [(i32, f32); 4] = [(0x0F, 1.0), (0x0F, 1.0), (0xF0, 1.0 / 16.0), (0xF0, 1.0 / 16.0)];
+/// The same for the upper two bits.
+const UPPER: [(i32, f32); 4] = [(0x03, 16.0), (0x0C, 4.0), (0x30, 1.0), (0xC0, 0.25)];
 
 impl<V: Vector> Steps<V> for Q6K {
     const BYTES: usize = 210;
@@ -127,9 +136,10 @@ impl<V: Vector> Steps<V> for Q6K {
         let upper = at.wrapping_add(128 + half * 32 + column);
         // SAFETY: the caller has the instructions and the bytes.
         unsafe {
-            let lower = V::bits(V::load_u8(lower), row as u32 / 2 * 4, 15);
-            let upper = V::bits(V::load_u8(upper), row as u32 * 2, 3);
-            V::to_f32(V::minus(V::join(lower, upper, 4), 32)).mul(scales[column / 16])
+            let lower = V::to_f32(V::bits(V::load_u8(lower), 0, LOWER[row].0));
+            let upper = V::to_f32(V::bits(V::load_u8(upper), 0, UPPER[row].0));
+            let upper = upper.mul_add(V::splat(UPPER[row].1), V::splat(-32.0));
+            lower.mul_add(V::splat(LOWER[row].1), upper).mul(scales[column / 16])
         }
     }
 }

@@ -2,31 +2,42 @@
 //! that assert every length and enter one that has the instructions.
 
 /// Stamps out the safe primitives of one instruction set: each asserts the lengths and enters a
-/// function that has the instructions. `$tile_tokens` vectors of a tile and `$panel_registers`
-/// registers of a panel row are taken at once, as many as the register file holds.
+/// function that has the instructions. Tiles of `$tile_rows` rows and `$tile_tokens` tokens, and
+/// `$panel_registers` registers of a panel row for several tokens or `$picked_registers` for one,
+/// are taken at once, as many as the register file holds.
 macro_rules! simd_table {
-    ($name:literal, $vector:ty, $features:literal, $tile_tokens:literal, $panel_registers:literal) => {
-        /// Handed out by `RowKernels::available` alone, after it saw the instructions.
-        pub(super) static TABLE: Table = Table {
-            name: $name,
-            f32: primitives::<simd::F32>(),
-            f16: primitives::<simd::F16>(),
-            bf16: primitives::<simd::Bf16>(),
-            q8_0: primitives::<simd::Q80>(),
-            q4_0: primitives::<simd::Q40>(),
-            q4_1: primitives::<simd_blocks::Q41>(),
-            q5_0: primitives::<simd_blocks::Q50>(),
-            q4_k: primitives::<simd_blocks::Q4K>(),
-            q6_k: primitives::<simd_blocks::Q6K>(),
-            axpy_tile,
-            fold,
-        };
+    (
+        $vector:ty,
+        $features:literal,
+        $tile_rows:literal,
+        $tile_tokens:literal,
+        $panel_registers:literal,
+        $picked_registers:literal
+    ) => {
+        const fn table(name: &'static str, int8: Int8Table) -> Table {
+            Table {
+                name,
+                f32: primitives::<simd::F32>(f32_products::<simd::F32>()),
+                f16: primitives::<simd::F16>(f32_products::<simd::F16>()),
+                bf16: primitives::<simd::Bf16>(f32_products::<simd::Bf16>()),
+                q8_0: primitives::<simd::Q80>(Products::Int8(int8.q8_0)),
+                q4_0: primitives::<simd::Q40>(Products::Int8(int8.q4_0)),
+                q4_1: primitives::<simd_blocks::Q41>(f32_products::<simd_blocks::Q41>()),
+                q5_0: primitives::<simd_blocks::Q50>(f32_products::<simd_blocks::Q50>()),
+                q4_k: primitives::<simd_blocks::Q4K>(f32_products::<simd_blocks::Q4K>()),
+                q6_k: primitives::<simd_blocks::Q6K>(f32_products::<simd_blocks::Q6K>()),
+                quantize,
+                axpy_tile,
+                axpy_picked,
+                prefetch,
+                attention: &ATTENTION,
+                fold,
+            }
+        }
 
-        const fn primitives<F: Steps<$vector>>() -> RowPrimitives {
+        const fn primitives<F: Steps<$vector>>(products: Products) -> RowPrimitives {
             RowPrimitives {
-                dot: dot::<F>,
-                dot_group: dot_group::<F>,
-                dot_tile: dot_tile::<F>,
+                products,
                 axpy: axpy::<F>,
                 axpy_group: axpy_group::<F>,
                 grouped: F::GROUPED,
@@ -34,21 +45,70 @@ macro_rules! simd_table {
             }
         }
 
-        fn check<F: Steps<$vector>>(rows: &[&[u8]], n: usize) {
-            for row in rows {
-                assert_eq!(
-                    row.len(),
-                    row_bytes::<F>(n),
-                    "a row holds as many values as the vector"
-                );
+        const fn f32_products<F: Steps<$vector>>() -> Products {
+            Products::F32(F32Products {
+                dot: dot::<F>,
+                dot_group: dot_group::<F>,
+                grouped: F::GROUPED,
+                unpack: decode::<F>,
+                block,
+                gather,
+            })
+        }
+
+        /// A tile of products of decoded rows.
+        ///
+        /// # Safety
+        /// - the CPU has the instructions
+        /// - all slices have one length
+        #[inline(always)]
+        unsafe fn tile<const R: usize, const T: usize>(
+            rows: [&[f32]; R],
+            xs: [&[f32]; T],
+        ) -> [[f32; R]; T] {
+            let rows = rows.map(bytemuck::cast_slice);
+            // SAFETY: the caller has the instructions and the lengths.
+            unsafe { simd::dots::<$vector, simd::F32, R, T>(rows, None, xs) }
+        }
+
+        /// Products of decoded rows with `T` tokens.
+        ///
+        /// # Safety
+        /// - the CPU has the instructions
+        /// - `rows` is whole rows as long as each of `xs`
+        #[inline(always)]
+        unsafe fn row_tiles<const T: usize>(rows: &[f32], xs: [&[f32]; T], out: &mut [f32]) {
+            // SAFETY: the caller has the instructions and the lengths.
+            unsafe { simd::row_tiles::<$vector, $tile_rows, T>(rows, xs, out) }
+        }
+
+        tiles!(f32, f32, $features, $tile_tokens, row_tiles, tile);
+
+        fn prefetch(bytes: &[u8]) {
+            for line in bytes.chunks(simd::LINE) {
+                // SAFETY: the table is handed out only where the instructions exist; a prefetch
+                // accesses no memory.
+                unsafe { <$vector as Vector>::prefetch(line.as_ptr()) };
             }
         }
 
-        /// Bytes of `n` values, which are whole blocks where these are longer than a step.
-        fn row_bytes<F: Steps<$vector>>(n: usize) -> usize {
-            let block_len = simd::STEP * F::STEPS;
-            assert!(F::STEPS == 1 || n.is_multiple_of(block_len), "rows are whole blocks");
-            n * F::BYTES / block_len
+        fn quantize(values: &[f32], groups: &mut [InputGroup]) {
+            #[target_feature(enable = $features)]
+            fn inner(values: &[f32], groups: &mut [InputGroup]) {
+                int8::quantize(values, groups);
+            }
+            // SAFETY: the table is handed out only where the instructions exist.
+            unsafe { inner(values, groups) }
+        }
+
+        fn check<F: Steps<$vector>>(rows: &[&[u8]], n: usize) {
+            for row in rows {
+                // formats of blocks have no other rows than whole steps
+                let block_len = simd::STEP * F::STEPS;
+                assert!(F::STEPS == 1 || n.is_multiple_of(block_len), "rows are whole blocks");
+                let expected = n * F::BYTES / block_len;
+                assert_eq!(row.len(), expected, "a row holds as many values as the vector");
+            }
         }
 
         fn dot<F: Steps<$vector>>(row: &[u8], ahead: &[u8], x: &[f32]) -> f32 {
@@ -75,30 +135,6 @@ macro_rules! simd_table {
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
             // the reads.
             unsafe { inner::<F>(rows, ahead, x) }
-        }
-
-        fn dot_tile<F: Steps<$vector>>(rows: TileRows<'_>, xs: TokenValues<'_>) -> DotTile {
-            #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(
-                rows: TileRows<'_>,
-                xs: [&[f32]; $tile_tokens],
-            ) -> [[f32; TILE_ROWS]; $tile_tokens] {
-                // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::dots::<$vector, F, TILE_ROWS, $tile_tokens>(rows, None, xs) }
-            }
-            for x in xs {
-                assert_eq!(x.len(), xs[0].len(), "the vectors of a tile have one length");
-            }
-            check::<F>(&rows, xs[0].len());
-            let mut tile = [[0.0; TILE_ROWS]; TILE_TOKENS];
-            let (parts, _) = xs.as_chunks::<$tile_tokens>();
-            let (tiles, _) = tile.as_chunks_mut::<$tile_tokens>();
-            for (tile, xs) in tiles.iter_mut().zip(parts) {
-                // SAFETY: the table is handed out only where the instructions exist; `check` and
-                // the loop above bound the reads.
-                *tile = unsafe { inner::<F>(rows, *xs) };
-            }
-            tile
         }
 
         fn axpy<F: Steps<$vector>>(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]) {
@@ -135,37 +171,45 @@ macro_rules! simd_table {
             unsafe { inner::<F>(scales, rows, ahead, y) }
         }
 
-        fn decode<F: Steps<$vector>>(row: &[u8], first: usize, values: &mut [f32]) {
+        fn decode<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(row: &[u8], first: usize, values: &mut [f32]) {
+            fn inner<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::decode::<$vector, F>(row, first, values) }
+                unsafe { simd::decode::<$vector, F>(row, values) }
             }
-            assert!(first.is_multiple_of(simd::STEP), "a step begins there");
-            let end = (first + values.len()).next_multiple_of(if F::STEPS == 1 {
-                1
-            } else {
-                simd::STEP * F::STEPS
-            });
-            assert!(F::STEPS == 1 || values.len().is_multiple_of(simd::STEP), "whole steps");
-            assert!(row.len() >= row_bytes::<F>(end), "the row holds the values");
-            // SAFETY: the table is handed out only where the instructions exist; the assertions
-            // bound the accesses.
-            unsafe { inner::<F>(row, first, values) }
+            check::<F>(&[row], values.len());
+            // SAFETY: the table is handed out only where the instructions exist; `check` bounds
+            // the accesses.
+            unsafe { inner::<F>(row, values) }
         }
 
-        fn axpy_tile(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {
+        fn axpy_tile(scales: TokenScales<'_>, panel: &[f32], ys: &mut PanelTile) {
             #[target_feature(enable = $features)]
-            fn inner(scales: TokenValues<'_>, panel: &[f32], ys: &mut PanelTile) {
+            fn inner(scales: TokenScales<'_>, panel: &[f32], ys: &mut PanelTile) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
                 unsafe { simd::axpy_tile::<$vector, $panel_registers>(scales, panel, ys) }
             }
-            for scales in scales {
-                assert_eq!(scales.len() * PANEL, panel.len(), "one scale a panel row");
-            }
-            // SAFETY: the table is handed out only where the instructions exist; the loop above
+            assert_eq!(panel.len(), PANEL_ROWS * PANEL, "a whole panel");
+            // SAFETY: the table is handed out only where the instructions exist; the assertion
             // bounds the accesses.
             unsafe { inner(scales, panel, ys) }
+        }
+
+        fn axpy_picked(
+            scales: &[f32; PANEL_ROWS],
+            picked: u64,
+            panel: &[f32],
+            y: &mut [f32; PANEL],
+        ) {
+            #[target_feature(enable = $features)]
+            fn inner(scales: &[f32; PANEL_ROWS], picked: u64, panel: &[f32], y: &mut [f32; PANEL]) {
+                // SAFETY: this function has the instructions; its caller checked the length.
+                unsafe { simd::axpy_picked::<$vector, $picked_registers>(scales, picked, panel, y) }
+            }
+            assert_eq!(panel.len(), PANEL_ROWS * PANEL, "a whole panel");
+            // SAFETY: the table is handed out only where the instructions exist; the assertion
+            // bounds the accesses.
+            unsafe { inner(scales, picked, panel, y) }
         }
     };
 }

@@ -1,84 +1,101 @@
-//! Many tokens: products that read each row once for all of them.
+//! Many tokens: each row that any of them needs is read once for all that do.
+//!
+//! A task takes a block of neurons from the gate to the activations; the weighted sums of the down
+//! rows follow when all activations are there.
 
-use super::one_token::Candidates;
-use super::{FfnCounts, Run};
-use crate::cpu::rows;
+use rayon::prelude::*;
+
+use super::{FfnCounts, Neurons, Run};
+use crate::cpu::PANEL_ROWS;
+use crate::cpu::activations::{Activations, any};
+use crate::cpu::panel::{PanelScratch, block_products};
+use crate::cpu::weighted_sum;
 use crate::matrix::NeuronMatrix;
-use crate::workspace::Workspace;
-
-/// Rows read token by token, as a share of all rows, above which reading all rows once is faster
-/// for several tokens: scattered rows take about a third longer than a stream.
-pub(super) const SCATTERED_SHARE: f64 = 0.75;
 
 impl Run<'_> {
-    /// Every row of every matrix.
-    pub(super) fn all(&self, workspace: &mut Workspace, y: &mut [f32]) -> FfnCounts {
-        if self.n_tokens() == 1 {
-            return self.one_token(0, Candidates::All, &mut workspace.step, y);
-        }
-        let fired = self.gate(workspace);
-        let ran = workspace.h.len() as u64;
-        self.up_and_down(workspace, y);
-        FfnCounts { fired, ran, bytes: self.weights.size_bytes() as u64 }
-    }
-
-    /// The neurons that fire. Where the tokens' neurons together are most of them, rows are read
-    /// once for all tokens, fired or not; zeros add nothing.
-    pub(super) fn firing(&self, workspace: &mut Workspace, y: &mut [f32]) -> FfnCounts {
-        if self.n_tokens() == 1 {
-            return self.one_token(0, Candidates::Firing, &mut workspace.step, y);
-        }
+    /// Adds the outputs for all tokens to `y`.
+    pub(super) fn many_tokens(
+        &self,
+        neurons: Neurons<'_>,
+        h: &mut Activations,
+        y: &mut [f32],
+    ) -> FfnCounts {
         let weights = self.weights;
-        let fired = self.gate(workspace);
-        if fired as f64 > SCATTERED_SHARE * weights.n_neurons() as f64 {
-            let ran = self.up_and_down(workspace, y);
-            return FfnCounts { fired, ran, bytes: weights.size_bytes() as u64 };
-        }
-        let mut counts = FfnCounts::default();
-        let Workspace { h, step, .. } = workspace;
-        for (t, h) in h.chunks_exact(weights.n_neurons().max(1)).enumerate() {
-            counts.add(self.one_token(t, Candidates::Activated(h), step, y));
-        }
-        counts.bytes += weights.gate.size_bytes() as u64;
+        h.resize(weights.n_neurons(), self.x.n_tokens());
+        h.pick(weights.n_neurons(), neurons);
+        let mut counts = h
+            .par_blocks_mut()
+            .map_init(PanelScratch::default, |scratch, (index, (values, masks))| {
+                self.activate_block(scratch, neurons, Block { index, values, masks })
+            })
+            .reduce(FfnCounts::default, FfnCounts::sum);
+        weighted_sum::axpy(self.kernels, &weights.down, h, y);
+        counts.ran = h.count();
+        counts.bytes += h.count_rows() * weights.down.row_bytes() as u64;
         counts
     }
 
-    /// `h = act(gate · x + bias)` of all neurons; returns how many fire.
-    pub(super) fn gate(&self, workspace: &mut Workspace) -> u64 {
+    /// The activations of a block of neurons.
+    fn activate_block(
+        &self,
+        scratch: &mut PanelScratch,
+        neurons: Neurons<'_>,
+        block: Block<'_>,
+    ) -> FfnCounts {
+        let Block { index, values, masks } = block;
         let weights = self.weights;
-        let h = &mut workspace.h;
-        h.resize(self.n_tokens() * weights.n_neurons(), 0.0);
-        rows::matvec(self.kernels, &weights.gate, self.x, h);
-        let mut fired = 0;
-        for h in h.chunks_exact_mut(weights.n_neurons().max(1)) {
-            for (neuron, h) in h.iter_mut().enumerate() {
-                *h = weights.activate(neuron, *h);
-                fired += u64::from(*h != 0.0);
+        let first = index * PANEL_ROWS;
+        let keep_all = matches!(neurons, Neurons::All);
+        let mut products = |matrix: &NeuronMatrix, masks: &[u64], put: &mut Put<'_>| {
+            block_products(scratch, self.kernels, (matrix, index), (self.x, masks), put);
+            u64::from(any(masks).count_ones()) * matrix.row_bytes() as u64
+        };
+        values.fill([0.0; PANEL_ROWS]);
+        let mut bytes = products(&weights.gate, masks, &mut |t, r, products| {
+            let values = values[t][r..].iter_mut().zip(products);
+            for ((r, (value, &product)), picked) in (r..).zip(values).zip(bits(masks[t] >> r)) {
+                *value = if picked { weights.activate(first + r, product) } else { 0.0 };
+            }
+        });
+        let fired = values.iter().flatten().filter(|&&h| h != 0.0).count() as u64;
+        if !keep_all {
+            keep_firing(values, masks);
+        }
+        if let Some(up) = &weights.up {
+            bytes += products(up, masks, &mut |t, r, products| {
+                for ((r, value), &product) in (r..).zip(&mut values[t][r..]).zip(products) {
+                    *value = weights.gated(first + r, *value, product);
+                }
+            });
+            if !keep_all {
+                keep_firing(values, masks);
             }
         }
-        fired
+        FfnCounts { fired, ran: 0, bytes }
     }
+}
 
-    /// Up and down over all rows, from the activations in `h`; returns how many neurons were not
-    /// zero in the end.
-    fn up_and_down(&self, workspace: &mut Workspace, y: &mut [f32]) -> u64 {
-        if let Some(matrix) = &self.weights.up {
-            self.up(matrix, workspace);
-        }
-        rows::axpy(self.kernels, &self.weights.down, &workspace.h, y);
-        workspace.h.iter().filter(|&&h| h != 0.0).count() as u64
-    }
+/// What takes products: token, first neuron of the block, values.
+type Put<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
-    /// Multiplies the activations in `h` by the up products of all neurons.
-    pub(super) fn up(&self, matrix: &NeuronMatrix, workspace: &mut Workspace) {
-        let Workspace { h, up, .. } = workspace;
-        up.resize(h.len(), 0.0);
-        rows::matvec(self.kernels, matrix, self.x, up);
-        let n_neurons = matrix.n_neurons().max(1);
-        for (h, up) in h.chunks_exact_mut(n_neurons).zip(up.chunks_exact(n_neurons)) {
-            for (neuron, (h, &up)) in h.iter_mut().zip(up).enumerate() {
-                *h = self.weights.gated(neuron, *h, up);
-            }
+/// A block of neurons: activations and picks by token.
+struct Block<'a> {
+    index: usize,
+    values: &'a mut [[f32; PANEL_ROWS]],
+    masks: &'a mut [u64],
+}
+
+/// The bits of a mask, the lowest first.
+fn bits(mask: u64) -> impl Iterator<Item = bool> {
+    (0..PANEL_ROWS).map(move |r| mask >> r & 1 == 1)
+}
+
+/// Picks the neurons whose activation is not zero.
+fn keep_firing(values: &[[f32; PANEL_ROWS]], masks: &mut [u64]) {
+    for (values, mask) in values.iter().zip(masks) {
+        *mask = 0;
+        for (r, &value) in values.iter().enumerate() {
+            *mask |= u64::from(value != 0.0) << r;
         }
     }
 }

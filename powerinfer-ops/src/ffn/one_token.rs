@@ -11,23 +11,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{FfnCounts, FfnWeights, Run};
-use crate::cpu::RowKernels;
+use super::{FfnCounts, FfnWeights, Neurons, Run};
 use crate::cpu::rows::{self, CHUNK_ROWS};
 use crate::matrix::NeuronMatrix;
-
-/// Where the neurons of a token come from.
-#[derive(Clone, Copy)]
-pub(super) enum Candidates<'a> {
-    /// All, and all run to the end.
-    All,
-    /// All; those that fire run to the end.
-    Firing,
-    /// These ascending ids; those that fire run to the end.
-    Picked(&'a [u32]),
-    /// All, with their activations given; those that fire run to the end.
-    Activated(&'a [f32]),
-}
 
 /// Scratch of a decode step.
 #[derive(Debug, Default)]
@@ -67,27 +53,25 @@ impl Default for Chunk {
 }
 
 impl Run<'_> {
-    /// Adds the output for token `t` to its part of `y`.
+    /// Adds the output for the only token to `y`.
     pub(super) fn one_token(
         &self,
-        t: usize,
-        candidates: Candidates<'_>,
+        neurons: Neurons<'_>,
         scratch: &mut StepScratch,
         y: &mut [f32],
     ) -> FfnCounts {
-        let (weights, kernels) = (self.weights, self.kernels);
-        let (x, y) = (&self.x[self.token(t)], &mut y[self.token(t)]);
+        let weights = self.weights;
         let n_chunks = weights.n_neurons().div_ceil(CHUNK_ROWS);
         let StepScratch { chunks, sums } = scratch;
         let run = |index: usize, chunk: &mut Chunk, sum: &mut [f32]| {
             let rows = index * CHUNK_ROWS..weights.n_neurons().min((index + 1) * CHUNK_ROWS);
-            chunk.run(weights, kernels, candidates, rows, x, sum);
+            chunk.run(self, neurons, rows, sum);
         };
         let mut counts = FfnCounts::default();
         if n_chunks == 0 {
             return counts;
         }
-        if rows::n_tasks(candidates.bytes_at_least(weights)) == 1 {
+        if rows::n_tasks(bytes_at_least(neurons, weights)) == 1 {
             chunks.resize_with(chunks.len().max(1), Chunk::default);
             sums.resize(sums.len().max(y.len()), 0.0);
             let (chunk, sum) = (&mut chunks[0], &mut sums[..y.len()]);
@@ -111,40 +95,28 @@ impl Run<'_> {
     }
 }
 
-impl Candidates<'_> {
-    /// Bytes that are read for sure.
-    fn bytes_at_least(self, weights: &FfnWeights) -> usize {
-        match self {
-            Self::All => weights.size_bytes(),
-            Self::Firing => weights.gate.size_bytes(),
-            Self::Picked(ids) => ids.len() * weights.gate.row_bytes(),
-            Self::Activated(h) => {
-                h.iter().filter(|&&h| h != 0.0).count() * weights.down.row_bytes()
-            }
-        }
+/// Bytes that are read for sure.
+fn bytes_at_least(neurons: Neurons<'_>, weights: &FfnWeights) -> usize {
+    match neurons {
+        Neurons::All => weights.size_bytes(),
+        Neurons::Firing => weights.gate.size_bytes(),
+        Neurons::FiringOf(picks) => picks[0].len() * weights.gate.row_bytes(),
     }
 }
 
 impl Chunk {
     /// The weighted sum of the down rows of the neurons `rows` that are candidates.
-    fn run(
-        &mut self,
-        weights: &FfnWeights,
-        kernels: RowKernels,
-        candidates: Candidates<'_>,
-        rows: Range<usize>,
-        x: &[f32],
-        sum: &mut [f32],
-    ) {
-        let n_candidates = self.start(weights, kernels, candidates, rows, x);
+    fn run(&mut self, run: &Run<'_>, neurons: Neurons<'_>, rows: Range<usize>, sum: &mut [f32]) {
+        let (weights, kernels) = (run.weights, run.kernels);
+        let n_candidates = self.start(run, neurons, rows);
         let fired = self.h[..n_candidates].iter().filter(|&&h| h != 0.0).count();
-        let keep_all = matches!(candidates, Candidates::All);
+        let keep_all = matches!(neurons, Neurons::All);
         let n = if keep_all { n_candidates } else { self.keep_firing(n_candidates) };
         let mut ran = n;
         if let Some(matrix) = &weights.up {
             let ids = &self.ids[..n];
             let row_ops = kernels.primitives(matrix.format());
-            rows::dot_rows(row_ops, |k| matrix.row(ids[k] as usize), x, &mut self.up[..n]);
+            rows::dot_rows(row_ops, |k| matrix.row(ids[k] as usize), run.x, &mut self.up[..n]);
             for k in 0..n {
                 self.h[k] = weights.gated(self.ids[k] as usize, self.h[k], self.up[k]);
             }
@@ -154,48 +126,34 @@ impl Chunk {
         let row_ops = kernels.primitives(down.format());
         sum.fill(0.0);
         rows::axpy_entries(row_ops, |k| down.row(ids[k] as usize), &self.h[..ran], sum);
-        let gate_is_given = matches!(candidates, Candidates::Activated(_));
-        let gate_bytes = if gate_is_given { 0 } else { n_candidates * weights.gate.row_bytes() };
         let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
-        self.counts = FfnCounts {
-            fired: fired as u64,
-            ran: ran as u64,
-            bytes: (gate_bytes + up_bytes + ran * down.row_bytes()) as u64,
-        };
+        let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + ran * down.row_bytes();
+        self.counts = FfnCounts { fired: fired as u64, ran: ran as u64, bytes: bytes as u64 };
     }
 
     /// Fills `ids` and `h` with the candidates among `rows` and their activations; returns how
     /// many there are.
-    fn start(
-        &mut self,
-        weights: &FfnWeights,
-        kernels: RowKernels,
-        candidates: Candidates<'_>,
-        rows: Range<usize>,
-        x: &[f32],
-    ) -> usize {
-        let len = match candidates {
-            Candidates::Picked(ids) => {
+    fn start(&mut self, run: &Run<'_>, neurons: Neurons<'_>, rows: Range<usize>) -> usize {
+        let len = match neurons {
+            Neurons::FiringOf(picks) => {
+                let ids = picks[0].as_slice();
                 let start = ids.partition_point(|&id| (id as usize) < rows.start);
                 let end = ids.partition_point(|&id| (id as usize) < rows.end);
                 self.ids[..end - start].copy_from_slice(&ids[start..end]);
                 end - start
             }
-            _ => {
+            Neurons::All | Neurons::Firing => {
                 // ids are u32: a matrix has no more rows
                 self.ids.iter_mut().zip(rows.clone()).for_each(|(id, row)| *id = row as u32);
                 rows.len()
             }
         };
-        if let Candidates::Activated(h) = candidates {
-            self.h[..len].copy_from_slice(&h[rows]);
-            return len;
-        }
         let (ids, h) = (&self.ids[..len], &mut self.h[..len]);
-        let row_ops = kernels.primitives(weights.gate.format());
-        rows::dot_rows(row_ops, |k| weights.gate.row(ids[k] as usize), x, h);
+        let gate = &run.weights.gate;
+        let row_ops = run.kernels.primitives(gate.format());
+        rows::dot_rows(row_ops, |k| gate.row(ids[k] as usize), run.x, h);
         for (h, &id) in h.iter_mut().zip(ids) {
-            *h = weights.activate(id as usize, *h);
+            *h = run.weights.activate(id as usize, *h);
         }
         len
     }

@@ -6,7 +6,7 @@ use super::BlockFormat;
 /// Values that share a scale and an offset.
 const PART_LEN: usize = 32;
 /// Where the four-bit numbers begin.
-const NUMBERS: usize = 16;
+pub(crate) const NUMBERS: usize = 16;
 
 /// 144 bytes for 256 values: `value = (d · scale) · number − (d_min · offset)`, rounded once, since
 /// both products are exact in f32. `d` and `d_min` are f16, one a block; `scale` and `offset` are
@@ -47,8 +47,9 @@ impl BlockFormat for Q4K {
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
         let (d, d_min) = (super::f16_at(block, 0), super::f16_at(block, 2));
+        let head = block.first_chunk().expect("a block is longer than its head");
         for (part, values) in values.chunks_exact_mut(PART_LEN).enumerate() {
-            let (scale, offset) = part_scales(block, part);
+            let (scale, offset) = part_scales(head, part);
             let (scale, offset) = (d * f32::from(scale), d_min * f32::from(offset));
             for (value, byte) in values.iter_mut().zip(&block[NUMBERS + part / 2 * PART_LEN..]) {
                 *value = scale * f32::from(byte >> (part % 2 * 4) & 15) - offset;
@@ -61,12 +62,14 @@ impl BlockFormat for Q4K {
 /// to 3 and bytes 8 to 11 their offsets, in the lower six bits; the upper two bits of these are the
 /// upper two of parts 4 to 7, whose lower four are the halves of bytes 12 to 15, the scale's low.
 #[inline(always)]
-pub(crate) fn part_scales(block: &[u8], part: usize) -> (u8, u8) {
+pub(crate) fn part_scales(head: &[u8; NUMBERS], part: usize) -> (u8, u8) {
+    let i = part % 4;
+    let (scale, offset, low) = (head[4 + i], head[8 + i], head[12 + i]);
     if part < 4 {
-        return (block[4 + part] & 63, block[8 + part] & 63);
+        (scale & 63, offset & 63)
+    } else {
+        (low & 15 | scale >> 6 << 4, low >> 4 | offset >> 6 << 4)
     }
-    let (low, scale, offset) = (block[8 + part], block[part], block[4 + part]);
-    (low & 15 | scale >> 6 << 4, low >> 4 | offset >> 6 << 4)
 }
 
 /// Writes what [`part_scales`] reads over zero bits, the parts in order.

@@ -1,6 +1,6 @@
 //! Q8_0: blocks of 32 values, an f16 scale and 32 signed bytes; ggml's format of that name.
 
-use super::BlockFormat;
+use super::{BlockFormat, NumberFormat};
 
 /// 34 bytes for 32 values: `value[i] = scale · byte[i]`, exact in f32.
 #[derive(Debug)]
@@ -23,9 +23,19 @@ impl BlockFormat for Q80 {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let scale = super::f16_at(block, 0);
-        for (value, byte) in values.iter_mut().zip(&block[2..]) {
-            *value = scale * f32::from(*byte as i8);
+        let (scale, numbers) = Self::numbers(block);
+        for (value, number) in values.iter_mut().zip(numbers) {
+            *value = scale * f32::from(number);
         }
+    }
+}
+
+impl NumberFormat for Q80 {
+    fn numbers(block: &[u8]) -> (f32, [i8; 32]) {
+        let mut numbers = [0; 32];
+        for (number, byte) in numbers.iter_mut().zip(&block[2..]) {
+            *number = *byte as i8;
+        }
+        (super::f16_at(block, 0), numbers)
     }
 }

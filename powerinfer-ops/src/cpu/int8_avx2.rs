@@ -1,0 +1,334 @@
+//! Products of whole numbers with AVX2: 64 weights at a time.
+//!
+//! The instruction multiplies unsigned bytes with signed ones and adds pairs in sixteen bits. It
+//! takes the magnitude of a weight and the value with the weight's sign; a pair is at most
+//! `2 · 128 · 127`, which fits. A lane ends up with eight products of one block; the lanes are
+//! scaled and added up in f32.
+
+#![allow(unsafe_code, reason = "intrinsics")]
+#![allow(clippy::needless_range_loop, reason = "closures keep intrinsics from being inlined")]
+
+use std::arch::x86_64::*;
+
+use super::int8::{BLOCKS, InputGroup, WeightGroup};
+use super::simd::{LINE, Vector};
+use super::tiles::tiles;
+use super::{GROUP, Int8Products, Int8Table, RowValues, Rows};
+use crate::format::{BlockFormat, NumberFormat, Q40, Q80};
+
+/// Rows of a tile; as many tokens: eight sums and three registers of weights.
+const TILE_ROWS: usize = 2;
+
+/// The products of every format of whole numbers.
+pub(super) const INT8: Int8Table = Int8Table { q8_0: products::<Q80>(), q4_0: products::<Q40>() };
+
+/// The products of a format.
+const fn products<F: Pairs>() -> Int8Products {
+    Int8Products {
+        dot: dot::<F>,
+        dot_group: dot_group::<F>,
+        grouped: true,
+        unpack: unpack::<F>,
+        block,
+        gather,
+    }
+}
+
+/// How two blocks of a format become registers.
+trait Pairs: NumberFormat {
+    /// Bytes of two blocks.
+    const BYTES: usize = 2 * Self::BLOCK_BYTES;
+
+    /// First halves, second halves, signed, and scales four times each.
+    ///
+    /// # Safety
+    /// - the CPU has AVX2 and F16C
+    /// - `BYTES` bytes at `at` are readable
+    unsafe fn load(at: *const u8) -> (__m256i, __m256i, __m256);
+}
+
+/// Sixteen bytes at `at` and at `at + stride`.
+///
+/// # Safety
+/// - the CPU has AVX2
+/// - the bytes are readable
+#[inline(always)]
+unsafe fn two(at: *const u8, stride: usize) -> __m256i {
+    // SAFETY: the caller has the instructions and the bytes.
+    unsafe {
+        let first = _mm256_castsi128_si256(_mm_loadu_si128(at.cast()));
+        _mm256_inserti128_si256::<1>(first, _mm_loadu_si128(at.add(stride).cast()))
+    }
+}
+
+/// The f16 at `at` and at `at + stride`, four times each.
+///
+/// # Safety
+/// - the CPU has AVX2 and F16C
+/// - the bytes are readable
+#[inline(always)]
+unsafe fn scales(at: *const u8, stride: usize) -> __m256 {
+    // SAFETY: the caller has the instructions and the bytes.
+    unsafe {
+        let first = _mm_set1_epi16(at.cast::<i16>().read_unaligned());
+        let second = _mm_set1_epi16(at.add(stride).cast::<i16>().read_unaligned());
+        _mm256_cvtph_ps(_mm_unpacklo_epi64(first, second))
+    }
+}
+
+impl Pairs for Q40 {
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> (__m256i, __m256i, __m256) {
+        // SAFETY: the caller has the instructions and the 36 bytes.
+        unsafe {
+            let bytes = two(at.add(2), Self::BLOCK_BYTES);
+            let (low, eight) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
+            let first = _mm256_and_si256(bytes, low);
+            let second = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
+            (
+                _mm256_sub_epi8(first, eight),
+                _mm256_sub_epi8(second, eight),
+                scales(at, Self::BLOCK_BYTES),
+            )
+        }
+    }
+}
+
+impl Pairs for Q80 {
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> (__m256i, __m256i, __m256) {
+        // SAFETY: the caller has the instructions and the 68 bytes.
+        unsafe {
+            (
+                two(at.add(2), Self::BLOCK_BYTES),
+                two(at.add(18), Self::BLOCK_BYTES),
+                scales(at, Self::BLOCK_BYTES),
+            )
+        }
+    }
+}
+
+/// The sums of eight products in each lane.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn lanes(weights: (__m256i, __m256i), x: (__m256i, __m256i)) -> __m256 {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let first =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights.0), _mm256_sign_epi8(x.0, weights.0));
+        let second =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights.1), _mm256_sign_epi8(x.1, weights.1));
+        let sum = _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones));
+        _mm256_cvtepi32_ps(sum)
+    }
+}
+
+/// First halves, second halves and scales of blocks `2 · pair` and `2 · pair + 1`.
+///
+/// # Safety
+/// - the CPU has AVX2
+/// - `pair < 2`
+#[inline(always)]
+unsafe fn load_input(x: &InputGroup, pair: usize) -> ((__m256i, __m256i), __m256) {
+    // SAFETY: the caller has the instructions; the arrays are 128 and 64 bytes long.
+    unsafe {
+        let numbers = x.numbers.as_ptr().add(32 * pair);
+        let first = _mm256_loadu_si256(numbers.cast());
+        let second = _mm256_loadu_si256(numbers.add(64).cast());
+        ((first, second), _mm256_loadu_ps(x.scales.as_ptr().add(8 * pair)))
+    }
+}
+
+/// `R` rows times a token.
+///
+/// # Safety
+/// - the CPU has AVX2, FMA and F16C
+/// - each row holds the blocks of `x`, the last group at least one
+#[inline(always)]
+unsafe fn dots<F: Pairs, const R: usize>(
+    rows: [&[u8]; R],
+    ahead: [&[u8]; R],
+    x: &[InputGroup],
+) -> [f32; R] {
+    let group_bytes = 2 * F::BYTES;
+    let n_whole = rows[0].len() / group_bytes;
+    let mut line = 0;
+    // SAFETY: the caller has the instructions; `n_whole` groups lie in each row and in `x`, and
+    // what is left is copied to a padded group of its own.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); 2]; R];
+        for g in 0..n_whole {
+            while line < (g + 1) * group_bytes {
+                for r in 0..R {
+                    <__m256 as Vector>::prefetch(ahead[r].as_ptr().wrapping_add(line));
+                }
+                line += LINE;
+            }
+            for r in 0..R {
+                add_group::<F>(rows[r].as_ptr().add(g * group_bytes), &x[g], &mut sums[r]);
+            }
+        }
+        if n_whole < x.len() {
+            for r in 0..R {
+                // the longest group
+                let mut padded = [0u8; BLOCKS * 34];
+                let rest = &rows[r][n_whole * group_bytes..];
+                padded[..rest.len()].copy_from_slice(rest);
+                add_group::<F>(padded.as_ptr(), &x[n_whole], &mut sums[r]);
+            }
+        }
+        let mut totals = [0.0; R];
+        for r in 0..R {
+            totals[r] = sums[r][0].add(sums[r][1]).sum();
+        }
+        totals
+    }
+}
+
+/// Adds the products of a group to the sums of its two pairs of blocks.
+///
+/// # Safety
+/// - the CPU has AVX2, FMA and F16C
+/// - twice `F::BYTES` bytes at `at` are readable
+#[inline(always)]
+unsafe fn add_group<F: Pairs>(at: *const u8, x: &InputGroup, sums: &mut [__m256; 2]) {
+    for pair in 0..2 {
+        // SAFETY: the caller has the instructions and the bytes.
+        unsafe {
+            let (first, second, scales) = F::load(at.add(pair * F::BYTES));
+            let (x, x_scales) = load_input(x, pair);
+            let scales = _mm256_mul_ps(scales, x_scales);
+            sums[pair] = _mm256_fmadd_ps(lanes((first, second), x), scales, sums[pair]);
+        }
+    }
+}
+
+fn dot<F: Pairs>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn inner<F: Pairs>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
+        // SAFETY: this function has the instructions; its caller checked the lengths.
+        let [sum] = unsafe { dots::<F, 1>([row], [ahead], x) };
+        sum
+    }
+    super::check_blocks::<F>(&[row], x.len());
+    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
+    unsafe { inner::<F>(row, ahead, x) }
+}
+
+fn dot_group<F: Pairs>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn inner<F: Pairs>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
+        // SAFETY: this function has the instructions; its caller checked the lengths.
+        unsafe { dots::<F, GROUP>(rows, ahead, x) }
+    }
+    super::check_blocks::<F>(&rows, x.len());
+    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
+    unsafe { inner::<F>(rows, ahead, x) }
+}
+
+/// Signed weights.
+fn unpack<F: Pairs>(row: &[u8], groups: &mut [WeightGroup]) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn inner<F: Pairs>(row: &[u8], groups: &mut [WeightGroup]) {
+        for (g, group) in groups.iter_mut().enumerate() {
+            let mut padded = [0u8; BLOCKS * 34];
+            let rest = &row[2 * g * F::BYTES..];
+            let at = if rest.len() < 2 * F::BYTES {
+                padded[..rest.len()].copy_from_slice(rest);
+                padded.as_ptr()
+            } else {
+                rest.as_ptr()
+            };
+            for pair in 0..2 {
+                // SAFETY: this function has the instructions; `at` has two pairs; the arrays of a
+                // group are 128 and 64 bytes long.
+                unsafe {
+                    let (first, second, scales) = F::load(at.add(pair * F::BYTES));
+                    let to = group.numbers.as_mut_ptr().add(32 * pair);
+                    _mm256_storeu_si256(to.cast(), first);
+                    _mm256_storeu_si256(to.add(64).cast(), second);
+                    _mm256_storeu_ps(group.scales.as_mut_ptr().add(8 * pair), scales);
+                }
+            }
+        }
+    }
+    super::check_blocks::<F>(&[row], groups.len());
+    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
+    unsafe { inner::<F>(row, groups) }
+}
+
+tiles!(WeightGroup, InputGroup, "avx2,fma,f16c", 2, row_tiles, tile);
+
+/// All rows with `T` tokens.
+///
+/// # Safety
+/// The CPU has the instructions.
+#[inline(always)]
+unsafe fn row_tiles<const T: usize>(rows: &[WeightGroup], xs: [&[InputGroup]; T], out: &mut [f32]) {
+    let len = xs[0].len();
+    let n_rows = rows.len() / len;
+    let mut at = 0;
+    while at + TILE_ROWS <= n_rows {
+        let rows = std::array::from_fn(|r| &rows[(at + r) * len..][..len]);
+        // SAFETY: the caller has the instructions; all slices have `len` elements.
+        let tile = unsafe { tile::<TILE_ROWS, T>(rows, xs) };
+        for t in 0..T {
+            out[t * n_rows + at..][..TILE_ROWS].copy_from_slice(&tile[t]);
+        }
+        at += TILE_ROWS;
+    }
+    while at < n_rows {
+        // SAFETY: the caller has the instructions; all slices have `len` elements.
+        let tile = unsafe { tile::<1, T>([&rows[at * len..][..len]], xs) };
+        for t in 0..T {
+            out[t * n_rows + at] = tile[t][0];
+        }
+        at += 1;
+    }
+}
+
+/// The products of a tile, `[t][r]`.
+///
+/// # Safety
+/// - the CPU has AVX2 and FMA
+/// - all slices have one length
+#[inline(always)]
+unsafe fn tile<const R: usize, const T: usize>(
+    rows: [&[WeightGroup]; R],
+    xs: [&[InputGroup]; T],
+) -> [[f32; R]; T] {
+    let n_groups = rows[0].len();
+    // SAFETY: the caller has the instructions; `g < n_groups` bounds the reads.
+    unsafe {
+        let mut sums = [[[_mm256_setzero_ps(); 2]; R]; T];
+        for g in 0..n_groups {
+            for pair in 0..2 {
+                for r in 0..R {
+                    let row = rows[r].get_unchecked(g);
+                    let numbers = row.numbers.as_ptr().add(32 * pair);
+                    let first = _mm256_loadu_si256(numbers.cast());
+                    let second = _mm256_loadu_si256(numbers.add(64).cast());
+                    let scales = _mm256_loadu_ps(row.scales.as_ptr().add(8 * pair));
+                    for t in 0..T {
+                        let (x, x_scales) = load_input(xs[t].get_unchecked(g), pair);
+                        sums[t][r][pair] = _mm256_fmadd_ps(
+                            lanes((first, second), x),
+                            _mm256_mul_ps(scales, x_scales),
+                            sums[t][r][pair],
+                        );
+                    }
+                }
+            }
+        }
+        let mut products = [[0.0; R]; T];
+        for t in 0..T {
+            for r in 0..R {
+                products[t][r] = sums[t][r][0].add(sums[t][r][1]).sum();
+            }
+        }
+        products
+    }
+}
