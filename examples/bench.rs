@@ -176,7 +176,7 @@ fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outc
             let made = pool.install(|| synthetic.load(&options))?;
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
         }
-        None => flags.common.builder()?.model(flags.common.model_dir()?).build()?,
+        None => flags.common.builder()?.model(flags.common.model_path()).build()?,
     };
     let seconds = began.elapsed().as_secs_f64();
     Ok(Loaded { engine, seconds, peak_memory_bytes: peak_memory_bytes() })

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 fn generate(flags: Flags) -> Outcome<()> {
     let engine = {
         let _progress = Progress::new("loading", 0);
-        flags.common.builder()?.model(flags.common.model_dir()?).build()?
+        flags.common.builder()?.model(flags.common.model_path()).build()?
     };
     for line in &engine.info().notes {
         note(&format!("note: {line}"));

@@ -6,10 +6,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use powerinfer_core::{CausalLm, ModelInfo, Sparsity};
+use powerinfer_core::{CausalLm, Holding, ModelInfo, Sparsity};
 use powerinfer_models::{LoadOptions, load};
-use powerinfer_ops::ThreadPool;
 use powerinfer_ops::attention::KvDtype;
+use powerinfer_ops::{Activation, ThreadPool};
 
 use crate::error::{Error, Result};
 use crate::options::Dtype;
@@ -70,8 +70,8 @@ impl Engine {
         self.0.model.info()
     }
 
-    /// The tokenizer; `None` for a model folder without `tokenizer.json` and for a model of one's
-    /// own that was given none.
+    /// The tokenizer; `None` for a model folder without `tokenizer.json`, for a GGUF file without a
+    /// vocabulary and for a model of one's own that was given none.
     #[must_use]
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.0.tokenizer.as_ref()
@@ -104,7 +104,7 @@ impl fmt::Debug for Engine {
 
 /// Where an [`Engine`]'s model comes from and how it runs.
 ///
-/// Give it a model folder with [`model`](Self::model) or a model of your own with
+/// Give it a model folder or file with [`model`](Self::model) or a model of your own with
 /// [`causal_lm`](Self::causal_lm); all else has a default.
 #[derive(Debug, Default)]
 #[must_use = "a builder does nothing until `build`"]
@@ -117,13 +117,39 @@ pub struct EngineBuilder {
     sparsity: Sparsity,
     threads: Option<usize>,
     pytorch_bytes: Option<u64>,
+    holding: Holding,
+    gguf_activation: Option<Activation>,
+    requantise_down: bool,
 }
 
 impl EngineBuilder {
     /// A folder in Hugging Face layout: `config.json`, `model.safetensors` or
     /// `model.safetensors.index.json` with its shards, and, if there is one, `tokenizer.json`.
-    pub fn model(mut self, folder: impl AsRef<Path>) -> Self {
-        self.folder = Some(folder.as_ref().to_path_buf());
+    /// Or a GGUF file, plain or PowerInfer's, which holds all that itself, a tokenizer included; of
+    /// one in parts any part.
+    pub fn model(mut self, path: impl AsRef<Path>) -> Self {
+        self.folder = Some(path.as_ref().to_path_buf());
+        self
+    }
+
+    /// Whether weights are copied into memory, the default, or used where they lie in the file. See
+    /// [`Holding::Mapped`] for what that asks of the file. Only for a model folder or file.
+    pub fn holding(mut self, holding: Holding) -> Self {
+        self.holding = holding;
+        self
+    }
+
+    /// Says which activation the model in a GGUF file has. Plain files of ReLU models name none and
+    /// are otherwise run as what they look like: with SiLU.
+    pub fn gguf_activation(mut self, activation: Activation) -> Self {
+        self.gguf_activation = Some(activation);
+        self
+    }
+
+    /// Quantises down projections anew where their blocks run across neurons, as in plain quantised
+    /// GGUF files, so that neurons that do not fire need not be read. Rounds a second time.
+    pub fn requantise_down(mut self, requantise: bool) -> Self {
+        self.requantise_down = requantise;
         self
     }
 
@@ -216,6 +242,9 @@ impl EngineBuilder {
                 options.kv_dtype = self.kv_dtype;
                 options.sparsity = self.sparsity;
                 options.pytorch_bytes = self.pytorch_bytes;
+                options.holding = self.holding;
+                options.gguf_activation = self.gguf_activation;
+                options.requantise_down = self.requantise_down;
                 (pool.install(|| load(&folder, &options))?, Some(folder))
             }
             (None, None) => return Err(Error::ModelSource { found: "neither" }),
@@ -262,9 +291,12 @@ fn refuse(field: &'static str, is_auto: bool, found: &dyn ToString) -> Result<()
     })
 }
 
-/// The tokenizer of a model folder, which may have none.
-fn tokenizer_in(folder: &Path) -> Result<Option<Tokenizer>> {
-    match Tokenizer::from_file(folder.join("tokenizer.json")) {
+/// The tokenizer of a GGUF file or of a model folder, either of which may have none.
+fn tokenizer_in(model: &Path) -> Result<Option<Tokenizer>> {
+    if model.is_file() {
+        return Tokenizer::in_gguf(model);
+    }
+    match Tokenizer::from_file(model.join("tokenizer.json")) {
         Ok(tokenizer) => Ok(Some(tokenizer)),
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

@@ -201,6 +201,33 @@ fn an_own_architecture_at_full_depth_writes_what_generate_writes() {
 }
 
 #[test]
+fn a_converted_model_writes_what_the_folder_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("demo.gguf");
+    let path = path.to_str().unwrap();
+    let line = ["It was a truth", "--max-tokens", "12"];
+    let folder = json(&[&["generate"][..], &line].concat());
+    for kind in [&[][..], &["--powerinfer"]] {
+        let converted = json(&[&["convert", "--out", path], kind].concat());
+        assert_fields(&converted, "bytes tensors");
+        assert_eq!(converted["bytes"], std::fs::metadata(path).unwrap().len());
+        for holding in ["resident", "mapped"] {
+            let model = ["--model", path, "--holding", holding];
+            let file = json(&[&["generate"][..], &line, &model].concat());
+            assert_eq!((&file["text"], &file["ids"]), (&folder["text"], &folder["ids"]));
+        }
+        let inspected = json(&["inspect", path]);
+        assert_eq!(inspected["tensors"], converted["tensors"]);
+        assert_eq!(
+            (&inspected["architecture"], &inspected["activation"]),
+            (&"llama".into(), &"relu".into())
+        );
+        let own = run(&["convert", "--model", path, "--out", path]);
+        assert_eq!(own.status.code(), Some(1), "the file that is read is not written over");
+    }
+}
+
+#[test]
 fn wrong_usage_is_exit_status_2() {
     for line in [
         "generate --no-such-flag",
@@ -213,6 +240,7 @@ fn wrong_usage_is_exit_status_2() {
         "logits --ids one",
         "logits --ids 1,2 --chunks 1,2",
         "logits --ids 1,2 --chunks 0,2",
+        "convert",
         "bench --density 0.1",
         "bench --synthetic gpt-5",
         "bench --repetitions 0",
@@ -236,7 +264,7 @@ fn failures_are_exit_status_1_and_one_error_line() {
     for (line, named) in [
         (vec!["generate", "--model", dir], "config.json"),
         (vec!["generate", "--model", file], "file"),
-        (vec!["generate", "--model", "m.gguf"], "not supported yet"),
+        (vec!["generate", "--model", "no-such.gguf"], "no-such.gguf"),
         (vec!["generate", "--model", micro], "tokenizer"),
         (vec!["generate", "--prompt-ids", "4096"], "4096"),
         (vec!["generate", "--temperature=-1"], "temperature"),
@@ -249,7 +277,8 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["perplexity", "--text", "no-such-file"], "no-such-file"),
         (vec!["perplexity", "--max-tokens", "10"], "10 tokens"),
         (vec!["perplexity", "--context", "600"], "512"),
-        (vec!["inspect", file], "not supported yet"),
+        (vec!["inspect", file], "begins with GGUF or PWRI"),
+        (vec!["convert", "--out", "no/such/folder/m.gguf"], "m.gguf"),
         (vec!["bench", "--batch", "2"], "--batch 2"),
         (vec!["bench", "-p", "600"], "632"),
         (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
@@ -283,7 +312,9 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn help_is_printed_for_every_example() {
-    for name in ["generate", "logits", "perplexity", "inspect", "bench", "own_architecture"] {
+    for name in
+        ["generate", "logits", "perplexity", "inspect", "convert", "bench", "own_architecture"]
+    {
         let output = run(&[name, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{name}");
         assert!(String::from_utf8(output.stdout).unwrap().contains("--model"), "{name}");

@@ -2,6 +2,7 @@
 
 mod falcon;
 mod field;
+mod gguf;
 mod llama;
 mod opt;
 mod rotary;
@@ -17,6 +18,7 @@ use crate::json;
 use crate::kv_cache::KvShape;
 use crate::regular_file::RegularFile;
 use field::Fields;
+pub use gguf::GgufContext;
 pub use rotary::{RopeScaling, RotaryConfig};
 
 /// Longest configuration that is read: real ones have some kilobytes.
@@ -268,5 +270,7 @@ fn activation_named(fields: &Fields<'_>, field: &'static str, name: &str) -> Res
 
 #[cfg(test)]
 mod family_tests;
+#[cfg(test)]
+mod gguf_tests;
 #[cfg(test)]
 mod tests;

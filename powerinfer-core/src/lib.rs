@@ -100,11 +100,12 @@
 //!
 //! # Limits
 //!
-//! - Weights: safetensors, one file or shards with an index, of f32, f16 and bf16.
+//! - Weights: safetensors, one file or shards with an index, of f32, f16 and bf16; GGUF, plain and
+//!   PowerInfer's, of these and of the quantised types that [`powerinfer_ops`] computes.
 //! - Configurations: those of Hugging Face for models with rotary embedding (unscaled, linear,
 //!   llama3) and a ReLU or SiLU feed-forward network.
 //! - One sequence a cache; its context is full when it is full, nothing is shifted out.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod allocation;
 mod config;
@@ -119,7 +120,7 @@ mod sampler;
 mod stats;
 mod weights;
 
-pub use config::{BlockOrder, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
+pub use config::{BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
 pub use error::{Error, Result};
 pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStats};
 pub use kv_cache::{KvCache, KvShape, LayerPages};
@@ -127,4 +128,8 @@ pub use model::{CausalLm, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
 pub use sampler::{Sampler, Sampling};
 pub use stats::StepStats;
-pub use weights::{FileDtype, Layout, TensorInfo, TensorSource, WeightStore, write_safetensors};
+pub use weights::{
+    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
+    Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,
+    write_safetensors,
+};

@@ -43,11 +43,14 @@
 //!
 //! # Limits
 //!
-//! Weights come from safetensors, or on request from PyTorch files. Everything runs on the CPU.
+//! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
+mod convert;
 mod error;
 mod falcon;
+mod gguf_names;
+mod gguf_predictor;
 pub mod layers;
 mod llama;
 mod load;
@@ -56,7 +59,9 @@ mod opt;
 mod registry;
 pub mod synthetic;
 
+pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
 pub use error::{Error, Result};
-pub use load::{LoadOptions, load};
+pub use gguf_predictor::{GgufPredictor, MlpPredictorWeights};
+pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use registry::supported_model_types;

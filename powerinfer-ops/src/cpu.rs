@@ -18,6 +18,8 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 #[cfg(target_arch = "x86_64")]
+mod simd_blocks;
+#[cfg(target_arch = "x86_64")]
 mod simd_table;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -133,6 +135,10 @@ pub(crate) struct Table {
     bf16: RowPrimitives,
     q8_0: RowPrimitives,
     q4_0: RowPrimitives,
+    q4_1: RowPrimitives,
+    q5_0: RowPrimitives,
+    q4_k: RowPrimitives,
+    q6_k: RowPrimitives,
     /// Rounds the values of a token to eight bits, see [`int8::quantize`].
     pub(crate) quantize: fn(values: &[f32], groups: &mut [InputGroup]),
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[PANEL_ROWS, PANEL]`.
@@ -232,6 +238,10 @@ impl RowKernels {
             WeightFormat::BF16 => &self.0.bf16,
             WeightFormat::Q8_0 => &self.0.q8_0,
             WeightFormat::Q4_0 => &self.0.q4_0,
+            WeightFormat::Q4_1 => &self.0.q4_1,
+            WeightFormat::Q5_0 => &self.0.q5_0,
+            WeightFormat::Q4_K => &self.0.q4_k,
+            WeightFormat::Q6_K => &self.0.q6_k,
         }
     }
 

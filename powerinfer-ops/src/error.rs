@@ -139,6 +139,13 @@ pub enum OpError {
         /// The activation of the layer.
         activation: &'static str,
     },
+    /// A down projection is stored by output, in blocks that run across neurons, so that no neuron
+    /// of it can be picked.
+    #[error("{op}: down is stored by output, its neurons cannot be picked")]
+    DownByOutput {
+        /// The operator that was called.
+        op: &'static str,
+    },
     /// More worker threads than make sense.
     #[error("expected at most {max} worker threads, found {found}")]
     ThreadCount {

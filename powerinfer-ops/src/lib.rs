@@ -89,7 +89,7 @@ pub use error::OpError;
 pub use ffn::{FfnCounts, FfnWeights, Neurons, ffn};
 pub use format::WeightFormat;
 pub use mask::{ActivationMask, NeuronIds};
-pub use matrix::NeuronMatrix;
+pub use matrix::{NeuronMatrix, SharedBytes};
 pub use par_fill::par_fill;
 pub use residual::{add_bias, residual_add};
 pub use sparse_axpy::{SparseAxpy, sparse_axpy};

@@ -3,6 +3,7 @@
 use crate::attention::AttentionScratch;
 use crate::cpu::activations::Activations;
 use crate::cpu::product::InputScratch;
+use crate::ffn::down_by_output::OutputScratch;
 use crate::ffn::one_token::StepScratch;
 
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
@@ -19,6 +20,8 @@ pub struct Workspace {
     pub(crate) activations: Activations,
     /// Of one token.
     pub(crate) step: StepScratch,
+    /// Of networks whose down projection is stored by output.
+    pub(crate) by_output: OutputScratch,
     pub(crate) attention: AttentionScratch,
 }
 
@@ -29,6 +32,7 @@ impl Workspace {
         self.inputs.size_bytes()
             + self.activations.size_bytes()
             + self.step.size_bytes()
+            + self.by_output.size_bytes()
             + self.attention.size_bytes()
     }
 }

@@ -4,6 +4,7 @@ use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
 
+use crate::gguf_names::is_predictor;
 use crate::layers::block::Pass;
 use crate::layers::{Block, Embedding, Head, Norm, Position};
 use crate::loader::Loaded;
@@ -54,6 +55,12 @@ impl Decoder {
                 "`{}` fires for every neuron: this model is not sparse and runs densely",
                 config.activation
             ));
+        }
+        let (predictor, ignored): (Vec<&str>, Vec<&str>) =
+            ignored.iter().map(String::as_str).partition(|name| is_predictor(name));
+        if !predictor.is_empty() {
+            let n = predictor.len();
+            notes.push(format!("the file's own predictor, {n} matrices, is not used"));
         }
         if !ignored.is_empty() {
             notes.push(format!("tensors that are not needed: {}", ignored.join(", ")));

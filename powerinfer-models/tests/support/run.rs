@@ -1,4 +1,5 @@
 //! Running a stored model the way the laws need it.
+#![allow(dead_code, reason = "each test uses a part")]
 
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;

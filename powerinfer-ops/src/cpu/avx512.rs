@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use super::attention_rows::AVX512 as ATTENTION;
 use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
+use super::simd_blocks;
 use super::simd_table::simd_table;
 use super::tiles::tiles;
 use super::{
@@ -96,6 +97,51 @@ impl Vector for __m512 {
     unsafe fn splat_f16(at: *const u8) -> Self {
         // SAFETY: see above.
         unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(at.cast::<i16>().read_unaligned())) }
+    }
+
+    type Ints = __m512i;
+
+    #[inline(always)]
+    unsafe fn load_u8(at: *const u8) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn bits(ints: __m512i, shift: u32, mask: i32) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let shifted = _mm512_srl_epi32(ints, _mm_cvtsi32_si128(shift as i32));
+            _mm512_and_si512(shifted, _mm512_set1_epi32(mask))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spread_bits(word: u32) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let shifted = _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), lanes);
+            _mm512_and_si512(shifted, _mm512_set1_epi32(1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn join(low: __m512i, high: __m512i, shift: u32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_or_si512(low, _mm512_sll_epi32(high, _mm_cvtsi32_si128(shift as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn minus(ints: __m512i, bias: i32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_sub_epi32(ints, _mm512_set1_epi32(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(ints: __m512i) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(ints) }
     }
 
     #[inline(always)]

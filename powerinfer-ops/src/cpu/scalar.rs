@@ -5,7 +5,7 @@ use super::{
     F32Products, Grouping, Int8Products, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
     Table, TokenScales,
 };
-use crate::format::{Bf16, BlockFormat, F16, F32, NumberFormat, Q40, Q80};
+use crate::format::{Bf16, BlockFormat, F16, F32, NumberFormat, Q4K, Q6K, Q40, Q41, Q50, Q80};
 
 pub(super) static TABLE: Table = Table {
     name: "scalar",
@@ -14,6 +14,10 @@ pub(super) static TABLE: Table = Table {
     bf16: primitives::<Bf16>(f32_products::<Bf16>()),
     q8_0: primitives::<Q80>(int8_products::<Q80>()),
     q4_0: primitives::<Q40>(int8_products::<Q40>()),
+    q4_1: primitives::<Q41>(f32_products::<Q41>()),
+    q5_0: primitives::<Q50>(f32_products::<Q50>()),
+    q4_k: primitives::<Q4K>(f32_products::<Q4K>()),
+    q6_k: primitives::<Q6K>(f32_products::<Q6K>()),
     quantize: int8::quantize,
     axpy_tile,
     axpy_picked,

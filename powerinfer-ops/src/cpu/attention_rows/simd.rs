@@ -163,7 +163,7 @@ unsafe fn add_columns<V: Vector, F: Steps<V, Head = ()>, const T: usize, const W
                 }
                 let mut values = [V::zero(); W];
                 for v in 0..W {
-                    values[v] = F::lanes((), row, v);
+                    values[v] = F::lanes((), row, 0, v);
                 }
                 for t in 0..T {
                     let weight = V::splat(*weights.add(t).cast::<f32>().add(r));
