@@ -13,6 +13,7 @@ use tokenizers::{DecoderWrapper, Tokenizer as HfTokenizer};
 
 use crate::error::{Error, Result};
 
+pub(crate) use fence::read as read_file;
 pub(crate) use stop_strings::StopStrings;
 pub(crate) use stream_decoder::StreamDecoder;
 

@@ -47,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod estimate;
 mod falcon;
 pub mod layers;
 mod llama;
@@ -57,6 +58,7 @@ mod registry;
 pub mod synthetic;
 
 pub use error::{Error, Result};
+pub use estimate::{MemoryEstimate, estimate};
 pub use load::{LoadOptions, load};
 pub use loader::Loader;
 pub use registry::supported_model_types;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, KvShape, ModelConfig, Placement, Sparsity, WeightStore,
+    CancelToken, CausalLm, Error as CoreError, KvShape, ModelConfig, Placement, Sparsity,
+    WeightStore,
 };
 use powerinfer_ops::WeightFormat;
 use powerinfer_ops::attention::KvDtype;
@@ -27,6 +28,8 @@ pub struct LoadOptions {
     /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
     /// reads none. See [`WeightStore::open_with_pytorch`] for whom to trust.
     pub pytorch_bytes: Option<u64>,
+    /// Stops the loading, from another thread, before the next tensor.
+    pub cancel: CancelToken,
 }
 
 impl LoadOptions {
@@ -58,6 +61,13 @@ impl LoadOptions {
         self
     }
 
+    /// Stops the loading once `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
     /// Splits the neurons of each layer into hot and cold.
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
@@ -74,6 +84,7 @@ impl LoadOptions {
 ///
 /// # Errors
 /// [`Error::Core`] naming the file and field or tensor that is missing, misshapen or unknown;
+/// [`Error::Core`] with [`Cancelled`](powerinfer_core::Error::Cancelled) if that is what happened;
 /// [`Error::NotSparse`] if sparse inference was asked for and the model is not sparse.
 ///
 /// # Examples
@@ -85,11 +96,15 @@ impl LoadOptions {
 /// ```
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
     let config = ModelConfig::from_dir(dir, &registry::supported_model_types())?;
-    let store = match options.pytorch_bytes {
-        Some(max_bytes) => WeightStore::open_with_pytorch(dir, max_bytes)?,
-        None => WeightStore::open(dir)?,
-    };
-    build(&config, store, options)
+    build(&config, open(dir, options)?, options)
+}
+
+/// The weights of a folder; only headers are read.
+pub(crate) fn open(dir: &Path, options: &LoadOptions) -> powerinfer_core::Result<WeightStore> {
+    match options.pytorch_bytes {
+        Some(max_bytes) => WeightStore::open_with_pytorch(dir, max_bytes),
+        None => WeightStore::open(dir),
+    }
 }
 
 /// Builds a model of a known architecture from any source of weights.
@@ -108,7 +123,8 @@ pub(crate) fn build(
     if let Some(placement) = &options.placement {
         placement.check(config.n_layers, config.d_ff)?;
     }
-    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
+    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
+        .with_cancel(options.cancel.clone());
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
     let ignored = store.finish(&architecture.is_ignorable)?;

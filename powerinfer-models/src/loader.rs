@@ -1,6 +1,6 @@
 //! Takes layers out of a weight store and keeps count of what they hold.
 
-use powerinfer_core::{Layout, Placement, Result, WeightStore};
+use powerinfer_core::{CancelToken, Layout, Placement, Result, WeightStore};
 use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
 use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
@@ -11,6 +11,7 @@ pub struct Loader<'a> {
     store: &'a mut WeightStore,
     dtype: Option<WeightFormat>,
     placement: Option<&'a Placement>,
+    cancel: CancelToken,
     loaded: Loaded,
 }
 
@@ -52,7 +53,15 @@ impl<'a> Loader<'a> {
         dtype: Option<WeightFormat>,
         placement: Option<&'a Placement>,
     ) -> Self {
-        Self { store, dtype, placement, loaded: Loaded::default() }
+        let (cancel, loaded) = (CancelToken::default(), Loaded::default());
+        Self { store, dtype, placement, cancel, loaded }
+    }
+
+    /// Takes no more tensors once `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
+        self
     }
 
     /// Whether the store has a tensor of that name.
@@ -205,6 +214,7 @@ impl<'a> Loader<'a> {
         layout: Layout,
         dtype: Option<WeightFormat>,
     ) -> Result<NeuronMatrix> {
+        self.cancel.check()?;
         let matrix = self.store.matrix(name, n_neurons, d_model, layout, dtype)?;
         self.loaded.n_parameters += (n_neurons * d_model) as u64;
         self.loaded.weight_bytes += matrix.size_bytes() as u64;
@@ -215,6 +225,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        self.cancel.check()?;
         let values = self.store.vector(name, len)?;
         self.loaded.n_parameters += len as u64;
         self.loaded.weight_bytes += size_of_val(values.as_slice()) as u64;
