@@ -94,6 +94,24 @@ impl Engine {
         self.0.chat_template.as_ref()
     }
 
+    /// The prompt that a text makes at the beginning of a context, special tokens included, for
+    /// [`Session::generate_whole`], which takes the text, too.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`]; [`Error::Tokenizer`]; [`Error::PromptTooLong`].
+    pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.encode(text, true)?;
+        begin_once(&mut ids, self.info().bos_token_id);
+        Ok(ids)
+    }
+
+    /// The ids of a text that could fit a context.
+    pub(crate) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let tokenizer = self.tokenizer().ok_or(Error::NoTokenizer { what: "the prompt" })?;
+        self.check_length(text)?;
+        tokenizer.encode(text, add_special)
+    }
+
     /// The prompt that a conversation makes by the model's chat template, for
     /// [`Session::generate_whole`]; [`Session::chat`] does both.
     ///
@@ -119,9 +137,7 @@ impl Engine {
     pub fn chat_prompt(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<Vec<u32>> {
         let template = self.chat_template().ok_or(Error::NoChatTemplate)?;
         let tokenizer = self.tokenizer().ok_or(Error::NoTokenizer { what: "a conversation" })?;
-        let text = template.render(messages, options)?;
-        self.check_length(&text)?;
-        let mut ids = tokenizer.encode(&text, false)?;
+        let mut ids = self.encode(&template.render(messages, options)?, false)?;
         let bos = template.token("bos_token").and_then(|token| tokenizer.token_id(token));
         begin_once(&mut ids, bos.or(self.info().bos_token_id));
         Ok(ids)
@@ -135,7 +151,7 @@ impl Engine {
 
     /// Refuses a text that cannot fit before the tokenizer spends memory on it: no vocabulary spends
     /// this many bytes on each token of a text.
-    pub(crate) fn check_length(&self, text: &str) -> Result<()> {
+    fn check_length(&self, text: &str) -> Result<()> {
         const BYTES_PER_TOKEN: usize = 256;
         let max_context = self.max_context();
         let max_bytes = max_context.saturating_mul(BYTES_PER_TOKEN);

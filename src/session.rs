@@ -426,16 +426,8 @@ impl Session {
     fn prompt_ids(&self, prompt: Prompt, first: bool) -> Result<Vec<u32>> {
         match prompt {
             Prompt::Ids(ids) => Ok(ids),
-            Prompt::Text(text) => {
-                let tokenizer = self.engine.tokenizer();
-                let tokenizer = tokenizer.ok_or(Error::NoTokenizer { what: "the prompt" })?;
-                self.engine.check_length(&text)?;
-                let mut ids = tokenizer.encode(&text, first)?;
-                if first {
-                    begin_once(&mut ids, self.engine.info().bos_token_id);
-                }
-                Ok(ids)
-            }
+            Prompt::Text(text) if first => self.engine.text_prompt(&text),
+            Prompt::Text(text) => self.engine.encode(&text, false),
         }
     }
 }

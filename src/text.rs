@@ -78,6 +78,12 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// A token as it is written in the vocabulary; `None` for an id without one.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The ids of `text`.
     ///
     /// `add_special` lets the file's post-processor put its special tokens around the text, the
