@@ -94,7 +94,6 @@ impl CausalLm for Decoder {
         let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
         let rotary = self.position.rotary(cache.len(), tokens.len())?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            step.cancel.check()?;
             let pass = Pass { layer, sparsity, rotary: rotary.as_ref() };
             x = block.forward(&x, pass, cache, step)?;
             check_finite(&x, layer, cache.len())?;
