@@ -161,7 +161,7 @@ fn an_error_in_the_middle_comes_once_and_the_session_goes_on() {
     assert_eq!(stream.next().unwrap().unwrap().ids, [5]);
     assert_eq!(stream.next().unwrap().unwrap().ids, [6]);
     let error = stream.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 2 })));
+    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 2, .. })));
     assert!(stream.next().is_none() && stream.next().is_none());
     assert_eq!(stream.ids(), [5, 6]);
     assert_eq!(stream.finish_reason(), Some(&FinishReason::Failed));
@@ -199,7 +199,7 @@ fn logits_that_are_not_finite_are_an_error_and_change_nothing() {
     let mut session = engine.session().unwrap();
     session.logits(&[1, 2]).unwrap();
     let error = session.logits(&[3, 4]).unwrap_err();
-    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 3 })));
+    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 3, .. })));
     assert_eq!(session.ids(), [1, 2]);
     session.logits(&[3]).unwrap();
     assert_eq!(session.ids(), [1, 2, 3]);

@@ -293,6 +293,19 @@ impl NeuronMatrix {
         self.n_neurons * self.row_bytes
     }
 
+    /// Bytes that such a matrix takes in memory, padding of its rows included.
+    ///
+    /// # Errors
+    /// [`OpError::RowLength`] or [`OpError::TooLarge`] where there can be no such matrix.
+    pub fn resident_bytes(
+        format: WeightFormat,
+        n_neurons: usize,
+        d_model: usize,
+    ) -> Result<usize, OpError> {
+        let (_, stride) = Self::layout(format, n_neurons, d_model)?;
+        Ok(n_neurons * stride)
+    }
+
     /// What kind of memory pages the system was asked for.
     #[must_use]
     pub fn page_kind(&self) -> &'static str {
