@@ -89,7 +89,7 @@ fn chat(flags: Flags) -> Outcome<()> {
 
 fn load(flags: &Flags) -> Outcome<Engine> {
     let _progress = Progress::new("loading", 0);
-    let mut builder = flags.common.builder()?.model(flags.common.model_dir()?);
+    let mut builder = flags.common.builder()?.model(flags.common.model_path());
     if let Some(path) = &flags.chat_template {
         builder = builder.chat_template(report::read_text(path)?);
     }

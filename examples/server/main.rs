@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(flags: Flags) -> Outcome<()> {
-    let folder = flags.common.model_dir()?;
+    let folder = flags.common.model_path();
     let engine = {
         let _progress = Progress::new("loading", 0);
         let mut builder = flags.common.builder()?.model(&folder);

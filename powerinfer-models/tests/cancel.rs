@@ -13,7 +13,7 @@ use powerinfer_models::layers::{
 };
 use powerinfer_models::{LoadOptions, Loader, load};
 use powerinfer_ops::NeuronIds;
-use powerinfer_predictor::{ActivationPredictor, FfnInputs, Result};
+use powerinfer_predictor::{ActivationPredictor, FfnInputs, PredictorKind, Result};
 use testing::Fixture;
 
 /// Picks every neuron, and cancels when it has been asked `cancel_at` times, as another thread might.
@@ -34,6 +34,10 @@ impl ActivationPredictor for CancelsInTheMiddle {
         picks.clear();
         picks.resize(inputs.normed.dim(0).unwrap(), all);
         Ok(())
+    }
+
+    fn kind(&self) -> PredictorKind {
+        PredictorKind::All
     }
 }
 
