@@ -128,23 +128,32 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod chat;
 mod engine;
 mod error;
 mod options;
+mod piece_stream;
 mod session;
 mod stream;
 mod text;
 
+pub use chat::{ChatMessage, ChatOptions, ChatTemplate};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Error, Result};
-pub use options::{Dtype, GenerateOptions, Prompt};
+pub use options::{ContextPolicy, Dtype, GenerateOptions, Prompt};
+pub use piece_stream::PieceStream;
 pub use session::{Logits, Session};
 pub use stream::{FinishReason, Generated, Piece, TextStream};
 pub use text::{Tokenizer, tokenizer_keys};
 
 pub use powerinfer_ops::attention::KvDtype;
 
-pub use powerinfer_core::{CausalLm, GenerationStats, ModelInfo, Sampling, Sparsity, StepStats};
+pub use powerinfer_core::{
+    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Sampling, Sparsity, StepStats,
+    TokenLogprobs,
+};
+
+pub use powerinfer_models::MemoryEstimate;
 
 /// The crates below this one, for models and operators of one's own. Their types change faster
 /// than those of this crate.

@@ -19,6 +19,7 @@ use gguf::Assembled;
 pub use gguf::tokenizer_keys;
 use pipeline::Pipeline;
 
+pub(crate) use fence::read as read_file;
 pub(crate) use stop_strings::StopStrings;
 pub(crate) use stream_decoder::StreamDecoder;
 
@@ -142,6 +143,12 @@ impl Tokenizer {
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_id(token)
+    }
+
+    /// A token as it is written in the vocabulary; `None` for an id without one.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.token(id)
     }
 
     /// The ids of `text`.

@@ -408,12 +408,22 @@ pub enum Error {
         /// Ids below this exist.
         vocab_size: usize,
     },
-    /// Logits that no token can be chosen from: NaN or +∞ among them, or none above −∞.
-    #[error("the logits after position {position} are not finite")]
+    /// Logits that no token can be chosen from: NaN or +∞ among them, or none above −∞. A layer
+    /// that gives a NaN or an infinity ends the pass at once, as no logits could come of it.
+    #[error(
+        "the logits after position {position} are not finite{}",
+        .layer.map_or(String::new(), |layer| format!(", from layer {layer} on"))
+    )]
     NonFiniteLogits {
         /// Position in the context of the token that the logits follow.
         position: usize,
+        /// The first layer whose output is not finite; `None` if all layers' were, or if the model
+        /// does not say.
+        layer: Option<usize>,
     },
+    /// Somebody cancelled the [`CancelToken`](crate::CancelToken) of this work.
+    #[error("cancelled")]
+    Cancelled,
     /// A sampling setting outside its range.
     #[error("sampling: {field}: expected {expected}, found {found}")]
     InvalidSampling {

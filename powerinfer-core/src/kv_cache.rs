@@ -102,6 +102,11 @@ impl KvCache {
         self.shape.max_context
     }
 
+    /// Makes fewer tokens fit; never more than the model allows.
+    pub fn limit_context(&mut self, max_context: usize) {
+        self.shape.max_context = self.shape.max_context.min(max_context);
+    }
+
     /// Tokens of the forward pass that is under way: reserved and not yet committed.
     #[must_use]
     pub fn reserved(&self) -> usize {

@@ -14,7 +14,7 @@
 //! | keys and values of the tokens so far | [`KvCache`] |
 //! | tokens and cache → logits | [`CausalLm`], [`Step`] |
 //! | logits → token | [`Sampler`], [`Sampling`] |
-//! | prompt → tokens, one by one | [`Generation`], [`GenerationOptions`] |
+//! | prompt → tokens, one by one | [`Generation`], [`GenerationOptions`], [`LogitsHook`], [`CancelToken`] |
 //! | what ran, what it cost | [`StepStats`], [`GenerationStats`] |
 //!
 //! Everything that fails, fails with an [`Error`] that says where, what was expected and what was
@@ -108,6 +108,7 @@
 #![deny(unsafe_code)]
 
 mod allocation;
+mod cancel;
 mod config;
 mod error;
 mod generation;
@@ -120,9 +121,12 @@ mod sampler;
 mod stats;
 mod weights;
 
+pub use cancel::CancelToken;
 pub use config::{BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
 pub use error::{Error, Result};
-pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStats};
+pub use generation::{
+    FinishReason, Generation, GenerationOptions, GenerationStats, LogitsHook, TokenLogprobs,
+};
 pub use kv_cache::{KvCache, KvShape, LayerPages};
 pub use model::{CausalLm, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;

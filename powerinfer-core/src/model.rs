@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use powerinfer_ops::Workspace;
 
+use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, KvShape};
 use crate::stats::StepStats;
@@ -120,7 +121,8 @@ pub trait CausalLm: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TokenOutOfRange`] and [`Error::ContextExceeded`] before
-    /// any work, then whatever the layers fail with.
+    /// any work, [`Error::Cancelled`] before the next layer once [`Step::cancel`] is cancelled, then
+    /// whatever the layers fail with.
     fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> Result<()>;
 }
 
@@ -171,6 +173,9 @@ pub struct Step {
     /// How feed-forward networks are computed in place of [`ModelInfo::sparsity`], to compare
     /// modes over one set of weights: set by the caller.
     pub sparsity: Option<Sparsity>,
+    /// Stops the pass, from another thread; a model looks at it before each layer: set by the
+    /// caller.
+    pub cancel: CancelToken,
     /// The logits, `[rows, vocab_size]`.
     pub logits: Vec<f32>,
     /// Scratch memory of the operators.

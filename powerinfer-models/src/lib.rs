@@ -48,6 +48,7 @@
 
 mod convert;
 mod error;
+mod estimate;
 mod falcon;
 mod gguf_names;
 mod gguf_predictor;
@@ -61,6 +62,7 @@ pub mod synthetic;
 
 pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
 pub use error::{Error, Result};
+pub use estimate::{MemoryEstimate, estimate};
 pub use gguf_predictor::{GgufPredictor, MlpPredictorWeights};
 pub use load::{LoadOptions, load, open};
 pub use loader::Loader;

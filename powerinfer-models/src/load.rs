@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, Holding, KvShape, ModelConfig, Placement, Sparsity, WeightStore,
+    CancelToken, CausalLm, Error as CoreError, Holding, KvShape, ModelConfig, Placement, Sparsity,
+    WeightStore,
 };
 use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, WeightFormat};
@@ -36,6 +37,8 @@ pub struct LoadOptions {
     /// files, so that the rows of neurons that do not fire need not be read. It rounds a second
     /// time; without this the projection stays as it is and is computed in full.
     pub requantise_down: bool,
+    /// Stops the loading, from another thread, before the next tensor.
+    pub cancel: CancelToken,
 }
 
 impl LoadOptions {
@@ -89,6 +92,13 @@ impl LoadOptions {
         self
     }
 
+    /// Stops the loading once `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
     /// Splits the neurons of each layer into hot and cold.
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
@@ -108,6 +118,7 @@ impl LoadOptions {
 ///
 /// # Errors
 /// [`Error::Core`] naming the file and field or tensor that is missing, misshapen or unknown;
+/// [`Error::Core`] with [`Cancelled`](powerinfer_core::Error::Cancelled) if that is what happened;
 /// [`Error::NotSparse`] if sparse inference was asked for and the model is not sparse.
 ///
 /// # Examples
@@ -164,7 +175,8 @@ pub(crate) fn build(
     }
     let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
         .with_holding(options.holding)
-        .with_requantised_down(options.requantise_down);
+        .with_requantised_down(options.requantise_down)
+        .with_cancel(options.cancel.clone());
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
     let is_ignorable =

@@ -1,6 +1,8 @@
 //! Takes layers out of a weight store and keeps count of what they hold.
 
-use powerinfer_core::{Error, FileDtype, Holding, Layout, Placement, Result, WeightStore};
+use powerinfer_core::{
+    CancelToken, Error, FileDtype, Holding, Layout, Placement, Result, WeightStore,
+};
 use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
 use crate::gguf_names::by_neuron;
@@ -14,6 +16,7 @@ pub struct Loader<'a> {
     placement: Option<&'a Placement>,
     holding: Holding,
     requantise_down: bool,
+    cancel: CancelToken,
     loaded: Loaded,
 }
 
@@ -64,7 +67,8 @@ impl<'a> Loader<'a> {
         placement: Option<&'a Placement>,
     ) -> Self {
         let (holding, loaded) = (Holding::Resident, Loaded::default());
-        Self { store, dtype, placement, holding, requantise_down: false, loaded }
+        let cancel = CancelToken::default();
+        Self { store, dtype, placement, holding, requantise_down: false, cancel, loaded }
     }
 
     /// Says whether matrices are copied into memory; only for the layout that down projections are
@@ -79,6 +83,13 @@ impl<'a> Loader<'a> {
     #[must_use]
     pub fn with_requantised_down(mut self, requantise: bool) -> Self {
         self.requantise_down = requantise;
+        self
+    }
+
+    /// Takes no more tensors once `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
         self
     }
 
@@ -277,6 +288,7 @@ impl<'a> Loader<'a> {
         layout: Layout,
         dtype: Option<WeightFormat>,
     ) -> Result<NeuronMatrix> {
+        self.cancel.check()?;
         let matrix = self.store.matrix(name, n_neurons, d_model, layout, dtype)?;
         self.loaded.n_parameters += (n_neurons * d_model) as u64;
         self.loaded.weight_bytes += matrix.size_bytes() as u64;
@@ -287,6 +299,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        self.cancel.check()?;
         let values = self.store.vector(name, len)?;
         self.loaded.n_parameters += len as u64;
         self.loaded.weight_bytes += size_of_val(values.as_slice()) as u64;

@@ -389,3 +389,35 @@ fn progress_goes_from_nothing_to_all() {
     assert_eq!(last, of);
     assert!(of < converted.bytes && told.windows(2).all(|pair| pair[0].0 < pair[1].0));
 }
+
+#[test]
+fn factors_of_rotary_frequencies_are_checked() {
+    let fixture = Fixture::micro("llama-rope-llama3");
+    let (_dir, path) = write(&fixture, &options(false, None)).unwrap();
+    let file = GgufFile::open(&path).unwrap();
+    assert_eq!(file.tensor("rope_freqs.weight").unwrap().shape, [8]);
+    // it is the last tensor, padded with nothing
+    let whole = std::fs::read(&path).unwrap();
+    for wrong in [0f32, -1.0, f32::NAN, f32::INFINITY] {
+        let mut bytes = whole.clone();
+        let at = bytes.len() - 4;
+        bytes[at..].copy_from_slice(&wrong.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        let error = load(&path, &LoadOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::Core(CoreError::TensorValue { .. })), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn a_file_is_never_written_over_what_it_is_made_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Fixture::micro("opt-preln").model_dir;
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(model.join(name), dir.path().join(name)).unwrap();
+    }
+    let out = dir.path().join("model.safetensors");
+    let before = std::fs::read(&out).unwrap();
+    let error = convert(dir.path(), &out, &ConvertOptions::default(), &mut |_, _| ()).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::Write { .. })), "{error}");
+    assert_eq!(std::fs::read(&out).unwrap(), before);
+}

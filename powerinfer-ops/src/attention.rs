@@ -7,8 +7,16 @@
 //! with a running softmax; see [`block`] for why the bits are the same, and
 //! [`attention_rows`](crate::cpu::attention_rows) for what is done with a page.
 //!
-//! Work is cut by key-value head and block of queries, and where these are few, as in decode, by chunks of
-//! positions, too. The chunks are summed on their own in either case, so that the cut changes no bit.
+//! Work is cut by key-value head and block of queries, and where these are few, as in decode, by chunks
+//! of positions, too. The chunks are summed on their own in either case, so that the cut changes no
+//! bit.
+//!
+//! Measured on a shared Zen 4, a layer of llama-1b (32 heads on 4, 64 values each), one token over 2048
+//! in the cache, two threads: 70 µs in f16 and 90 µs in f32, which is about what the products take;
+//! candle's products over keys and values repeated for each head took 1.3 ms. In one thread 125 µs in
+//! f16, and 310 µs without bringing keys and values into the cache ahead of their use: pages lie
+//! apart, so that the hardware's own prefetch starts anew in each. Tiles of four queries by four
+//! registers were as fast as those of eight by two.
 
 mod alibi;
 mod block;
@@ -23,14 +31,15 @@ pub use alibi::{alibi_bias, alibi_slopes};
 pub use page::{KvDtype, KvLayout, KvPage, PAGE_LEN};
 
 use crate::cpu::RowKernels;
-use crate::cpu::attention_rows::AttentionRows;
+use crate::cpu::attention_rows::{AttentionRows, TILE_QUERIES};
 use crate::error::OpError;
 use crate::tensor::with_rows;
 use crate::workspace::Workspace;
 use block::{Block, CHUNK_LEN, Partial};
 pub(crate) use softmax::Softmax;
 
-/// Queries that a task takes through the pages together: their sums stay in the second-level cache.
+/// Queries at most that a task takes through the pages together: their sums stay in the second-level
+/// cache, and what of the key-value cache is in the third is read for eight tiles at once.
 const BLOCK_QUERIES: usize = 64;
 /// Products worth a parallel region: about twenty microseconds of them.
 const PARALLEL_PRODUCTS: usize = 1 << 20;
@@ -185,6 +194,8 @@ struct Pass<'a, P> {
 struct Cut {
     /// Queries of a key-value head.
     n_queries: usize,
+    /// Queries of a block.
+    n_block: usize,
     /// Elements of a query in the sums.
     stride: usize,
     /// Chunks that are tasks of their own; `None` if a task takes a block through all of them.
@@ -215,24 +226,26 @@ impl<P: KvPages> Pass<'_, P> {
         let stride = self.pages.page(0).layout().padded();
         let all = shape.sight(0).start..shape.sight(self.n_tokens - 1).end;
         let parallel = self.queries.len() * all.len() >= PARALLEL_PRODUCTS / 2;
-        let n_blocks = shape.n_kv_heads * n_queries.div_ceil(BLOCK_QUERIES);
+        let n_blocks = n_queries.div_ceil(BLOCK_QUERIES);
+        // of one size, as whole tiles: those of 71 heads are 40 and 31, not 64 and 7
+        let n_block = n_queries.div_ceil(n_blocks).next_multiple_of(TILE_QUERIES);
         let chunks = (all.start / CHUNK_LEN, all.end.div_ceil(CHUNK_LEN));
-        let chunks = (parallel && n_blocks < MANY_BLOCKS).then_some(chunks);
-        Cut { n_queries, stride, chunks, parallel }
+        let chunks = (parallel && shape.n_kv_heads * n_blocks < MANY_BLOCKS).then_some(chunks);
+        Cut { n_queries, n_block, stride, chunks, parallel }
     }
 
     /// Fills `sums` and `softmax`, part by part.
     fn sum(&self, cut: Cut, n_parts: usize, sums: &mut [f32], softmax: &mut [Softmax]) {
-        let Cut { n_queries, stride, chunks, parallel } = cut;
+        let Cut { n_queries, n_block, stride, chunks, parallel } = cut;
         let at_once = if parallel { 1 } else { usize::MAX };
         let parts = sums.par_chunks_exact_mut(n_queries * stride);
         let parts = parts.zip(softmax.par_chunks_exact_mut(n_queries)).enumerate();
         parts.with_min_len(at_once).for_each(|(index, (sums, softmax))| {
             let (kv_head, part) = (index / n_parts, index % n_parts);
-            let blocks = sums.par_chunks_mut(BLOCK_QUERIES * stride);
-            let blocks = blocks.zip(softmax.par_chunks_mut(BLOCK_QUERIES)).enumerate();
+            let blocks = sums.par_chunks_mut(n_block * stride);
+            let blocks = blocks.zip(softmax.par_chunks_mut(n_block)).enumerate();
             blocks.with_min_len(at_once).for_each(|(block, (sums, softmax))| {
-                let first = block * BLOCK_QUERIES;
+                let first = block * n_block;
                 let indices = first..first + softmax.len();
                 let block = Block::new(self, kv_head, indices);
                 let mut partial = Partial { sums, softmax };

@@ -104,8 +104,8 @@ pub(crate) struct ProductBodies<X: 'static, W: 'static> {
     pub(crate) dot: fn(row: &[u8], ahead: &[u8], x: &[X]) -> f32,
     /// `rows[r] · x`
     pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[X]) -> RowValues,
-    /// Whether groups are faster than rows one by one, for rows that stream from memory.
-    pub(crate) grouped: bool,
+    /// When groups are faster than rows one by one.
+    pub(crate) grouping: Grouping,
     /// Unpacks a row for many tokens.
     pub(crate) unpack: fn(row: &[u8], unpacked: &mut [W]),
     /// `out[t][r] = rows[r] · xs[t]`; rows and tokens have `len` elements each.
@@ -115,6 +115,17 @@ pub(crate) struct ProductBodies<X: 'static, W: 'static> {
 }
 
 type Gather<X, W> = fn(row: &[W], xs: &[X], tokens: &[u32], out: &mut [f32]);
+
+/// When several rows are better taken at once than one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    Never,
+    /// Where they do not follow each other: the memory waits less. A single stream is recognised
+    /// by the hardware, which runs ahead of it.
+    Scattered,
+    /// Where unpacking takes longer than reading.
+    Always,
+}
 
 /// One instruction set's bodies of everything.
 pub(crate) struct Table {

@@ -293,6 +293,19 @@ impl NeuronMatrix {
         self.n_neurons * self.row_bytes
     }
 
+    /// Bytes that such a matrix takes in memory, padding of its rows included.
+    ///
+    /// # Errors
+    /// [`OpError::RowLength`] or [`OpError::TooLarge`] where there can be no such matrix.
+    pub fn resident_bytes(
+        format: WeightFormat,
+        n_neurons: usize,
+        d_model: usize,
+    ) -> Result<usize, OpError> {
+        let (_, stride) = Self::layout(format, n_neurons, d_model)?;
+        Ok(n_neurons * stride)
+    }
+
     /// What kind of memory pages the system was asked for.
     #[must_use]
     pub fn page_kind(&self) -> &'static str {
@@ -307,6 +320,7 @@ impl NeuronMatrix {
     /// # Panics
     /// If `index` is not below [`n_neurons`](Self::n_neurons).
     #[must_use]
+    #[inline]
     pub fn row(&self, index: usize) -> &[u8] {
         assert!(index < self.n_neurons, "row {index} of {}", self.n_neurons);
         let place = self.order.as_ref().map_or(index, |order| order[index] as usize);

@@ -318,7 +318,7 @@ fn a_failure_is_given_out_once_and_changes_nothing() {
                     assert!(matches!(error, Error::LogitsLength { expected: 50, found: 49 }));
                 }
                 Nan => assert!(
-                    matches!(error, Error::NonFiniteLogits { position: at } if at == position)
+                    matches!(error, Error::NonFiniteLogits { position: at, .. } if at == position)
                 ),
             }
             assert!(generation.next().is_none());

@@ -74,7 +74,9 @@ impl Block {
     /// The residual stream after this block; `x` and the result `[n_tokens, d_model]`.
     ///
     /// # Errors
-    /// [`Error`](powerinfer_core::Error) of the cache, the predictor or an operator.
+    /// [`Error`](powerinfer_core::Error) of the cache, the predictor or an operator, and
+    /// [`Cancelled`](powerinfer_core::Error::Cancelled), for which it looks before the attention and
+    /// before the feed-forward network.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -83,9 +85,11 @@ impl Block {
         step: &mut Step,
     ) -> Result<Tensor> {
         let attend = |x: &Tensor, cache: &mut KvCache, step: &mut Step| {
+            step.cancel.check()?;
             self.attention.forward(x, pass.rotary, pass.layer, cache, &mut step.workspace)
         };
         let ffn = |residual: &Tensor, normed: &Tensor, step: &mut Step| {
+            step.cancel.check()?;
             let inputs = FfnInputs { residual, normed };
             self.ffn.forward(&inputs, pass.sparsity, pass.layer, step)
         };

@@ -1,5 +1,6 @@
 //! A stack of blocks between embeddings and head: the one `CausalLm` of all architectures.
 
+use candle_core::Tensor;
 use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
@@ -102,9 +103,11 @@ impl CausalLm for Decoder {
         for (layer, block) in self.blocks.iter().enumerate() {
             let pass = Pass { layer, sparsity, rotary: rotary.as_ref() };
             x = block.forward(&x, pass, cache, step)?;
+            check_finite(&x, layer, cache.len())?;
             step.stats.weight_bytes += block.dense_bytes() as u64;
         }
         let n_rows = step.wanted.n_rows(tokens.len());
+        step.cancel.check()?;
         if n_rows == 0 {
             step.logits.clear();
         } else {
@@ -122,5 +125,21 @@ impl CausalLm for Decoder {
         step.stats.n_tokens += tokens.len() as u64;
         cache.commit();
         Ok(())
+    }
+}
+
+/// Fails at the first position of the residual stream `x` `[n_tokens, d_model]` that is not finite:
+/// neither are the logits that come of it, and its keys and values would spoil all that follow.
+fn check_finite(x: &Tensor, layer: usize, first_position: usize) -> Result<()> {
+    let d_model = x.dim(1)?.max(1);
+    let broken = powerinfer_ops::with_f32(x, |values| -> Result<Option<usize>> {
+        Ok(values.iter().position(|value| !value.is_finite()))
+    })?;
+    match broken {
+        Some(at) => Err(Error::NonFiniteLogits {
+            position: first_position + at / d_model,
+            layer: Some(layer),
+        }),
+        None => Ok(()),
     }
 }

@@ -2,8 +2,8 @@
 
 use super::int8::{self, BLOCKS, InputGroup, WeightGroup};
 use super::{
-    F32Products, Int8Products, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives, Table,
-    TokenScales,
+    F32Products, Grouping, Int8Products, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    Table, TokenScales,
 };
 use crate::format::{Bf16, BlockFormat, F16, F32, NumberFormat, Q4K, Q6K, Q40, Q41, Q50, Q80};
 
@@ -51,7 +51,7 @@ const fn f32_products<F: BlockFormat>() -> Products {
     Products::F32(F32Products {
         dot: |row, _, x| F::dot(row, x),
         dot_group: |rows, _, x| rows.map(|row| F::dot(row, x)),
-        grouped: false,
+        grouping: Grouping::Never,
         unpack: decode::<F>,
         block: |rows, xs, len, out| block(rows, xs, len, out, f32_dot),
         gather: |row, xs, tokens, out| gather(row, xs, tokens, out, f32_dot),
@@ -67,7 +67,7 @@ const fn int8_products<F: NumberFormat>() -> Products {
     Products::Int8(Int8Products {
         dot: |row, _, x| F::dot_int8(row, x),
         dot_group: |rows, _, x| rows.map(|row| F::dot_int8(row, x)),
-        grouped: false,
+        grouping: Grouping::Never,
         unpack: unpack::<F>,
         block: |rows, xs, len, out| block(rows, xs, len, out, int8_dot),
         gather: |row, xs, tokens, out| gather(row, xs, tokens, out, int8_dot),

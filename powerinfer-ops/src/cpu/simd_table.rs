@@ -49,7 +49,7 @@ macro_rules! simd_table {
             Products::F32(F32Products {
                 dot: dot::<F>,
                 dot_group: dot_group::<F>,
-                grouped: F::GROUPED,
+                grouping: if F::GROUPED { Grouping::Always } else { Grouping::Never },
                 unpack: decode::<F>,
                 block,
                 gather,

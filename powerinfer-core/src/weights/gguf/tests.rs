@@ -346,3 +346,48 @@ fn parts_that_contradict_each_other_are_refused() {
         assert!(matches!(&error, Error::Metadata { key, .. } if key == wrong), "{error}");
     }
 }
+
+/// A tensor of some type and shape whose bytes are never asked for.
+#[derive(Debug)]
+struct Claimed(FileDtype, Vec<usize>);
+
+impl TensorSource for Claimed {
+    fn tensors(&self) -> Vec<TensorInfo> {
+        vec![TensorInfo { name: "t".to_owned(), dtype: self.0.clone(), shape: self.1.clone() }]
+    }
+    fn read(&self, name: &str, _offset_bytes: u64, _out: &mut [u8]) -> Result<()> {
+        Err(Error::MissingTensor { path: self.path(name), name: name.to_owned() })
+    }
+    fn path(&self, _name: &str) -> PathBuf {
+        "claimed".into()
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_an_error_before_the_file_is_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.gguf");
+    let write = |powerinfer, keys: &[&str], dtype, shape: &[usize]| {
+        let keys = keys.iter().map(|key| ((*key).to_owned(), GgufValue::U32(32))).collect();
+        let source = Claimed(dtype, shape.to_vec());
+        write_gguf(&path, &GgufHeader::new(powerinfer, keys), &source, &mut |_, _| ()).unwrap_err()
+    };
+    let weights = FileDtype::Weights;
+    let f32 = || weights(WeightFormat::F32);
+    header_error(write(false, &["a", "a"], f32(), &[1]), "key `a`");
+    header_error(write(false, &["general.alignment"], f32(), &[1]), "key `general.alignment`");
+    header_error(write(false, &[], f32(), &[1; 5]), "tensor `t`: dimensions");
+    header_error(
+        write(false, &[], weights(WeightFormat::Q8_0), &[4, 33]),
+        "tensor `t`: dimensions",
+    );
+    header_error(write(false, &[], f32(), &[usize::MAX, 2]), "tensor `t`: dimensions");
+    let unknown = FileDtype::Other("I32".to_owned());
+    assert!(matches!(write(false, &[], unknown, &[1]), Error::TensorDtype { .. }));
+    // its engine has no such number
+    let bf16 = weights(WeightFormat::BF16);
+    assert!(
+        matches!(write(true, &[], bf16, &[1]), Error::TensorDtype { found, .. } if found == "bf16")
+    );
+    assert!(!path.exists());
+}
