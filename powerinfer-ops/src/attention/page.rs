@@ -157,6 +157,16 @@ impl KvPage {
         Ok(Self { layout, lines })
     }
 
+    /// A page of the same contents.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn try_clone(&self) -> Result<Self, OpError> {
+        let mut page = Self::zeroed(self.layout)?;
+        page.lines.copy_from_slice(&self.lines);
+        Ok(page)
+    }
+
     /// What the page holds.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
