@@ -3,6 +3,7 @@
 mod bf16;
 mod f16;
 mod f32;
+pub(crate) mod low_bit;
 mod q4_0;
 mod q8_0;
 

@@ -3,6 +3,7 @@
 use crate::cpu::activations::Activations;
 use crate::cpu::product::InputScratch;
 use crate::ffn::one_token::StepScratch;
+use crate::ffn::predictor::PredictorScratch;
 
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
 ///
@@ -18,12 +19,17 @@ pub struct Workspace {
     pub(crate) activations: Activations,
     /// Of one token.
     pub(crate) step: StepScratch,
+    /// Of a predictor.
+    pub(crate) predictor: PredictorScratch,
 }
 
 impl Workspace {
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        self.inputs.size_bytes() + self.activations.size_bytes() + self.step.size_bytes()
+        self.inputs.size_bytes()
+            + self.activations.size_bytes()
+            + self.step.size_bytes()
+            + self.predictor.size_bytes()
     }
 }
