@@ -33,6 +33,10 @@ pub enum Error {
         bytes: usize,
     },
 
+    /// A pass was to run what a predictor picks, and the model has no predictor.
+    #[error("sparsity `predicted` needs a predictor, and the model was loaded without one")]
+    NoPredictor,
+
     /// A file could not be opened or read.
     #[error("{path}: cannot be read")]
     Io {

@@ -122,8 +122,8 @@ pub use config::{BlockOrder, ModelConfig, PositionConfig, RopeScaling, RotaryCon
 pub use error::{Error, Result};
 pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStats};
 pub use kv_cache::{KvCache, KvShape, LayerPages};
-pub use model::{CausalLm, ModelInfo, Sparsity, Step, WantedLogits};
+pub use model::{CausalLm, FfnObserver, FfnSeen, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
 pub use sampler::{Sampler, Sampling};
-pub use stats::StepStats;
+pub use stats::{PredictionCounts, StepStats};
 pub use weights::{FileDtype, Layout, TensorInfo, TensorSource, WeightStore, write_safetensors};

@@ -30,6 +30,17 @@ pub enum Error {
         /// The mode that was asked for.
         sparsity: powerinfer_core::Sparsity,
     },
+    /// Settings of a predictor that cannot be.
+    #[error(
+        "predictor: expected a finite shift and a floor from 0 to 1, found shift {shift} and floor \
+         {floor:?}"
+    )]
+    PredictorOptions {
+        /// The shift that was given.
+        shift: f32,
+        /// The floor that was given.
+        floor: Option<f64>,
+    },
     /// A density that no synthetic model can have.
     #[error("density must lie between 0.001 and 0.999, found {found}")]
     Density {

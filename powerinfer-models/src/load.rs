@@ -9,6 +9,7 @@ use powerinfer_ops::WeightFormat;
 
 use crate::error::{Error, Result};
 use crate::loader::Loader;
+use crate::predictor::{PredictorOptions, Predictors, try_out};
 use crate::registry;
 
 /// How to hold and run a model.
@@ -21,6 +22,9 @@ pub struct LoadOptions {
     pub sparsity: Sparsity,
     /// Which neurons are hot; `None` keeps all neurons of a layer together.
     pub placement: Option<Placement>,
+    /// How neurons are predicted; [`Sparsity::Predicted`] without one makes quantised predictors.
+    /// With one, [`Sparsity::Auto`] is [`Sparsity::Predicted`].
+    pub predictor: Option<PredictorOptions>,
     /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
     /// reads none. See [`WeightStore::open_with_pytorch`] for whom to trust.
     pub pytorch_bytes: Option<u64>,
@@ -45,6 +49,13 @@ impl LoadOptions {
     #[must_use]
     pub fn with_pytorch(mut self, max_bytes: u64) -> Self {
         self.pytorch_bytes = Some(max_bytes);
+        self
+    }
+
+    /// Predicts which neurons fire.
+    #[must_use]
+    pub fn with_predictor(mut self, predictor: PredictorOptions) -> Self {
+        self.predictor = Some(predictor);
         self
     }
 
@@ -94,26 +105,48 @@ pub(crate) fn build(
         found: model_type.to_owned(),
         supported: registry::supported_model_types().join(", "),
     })?;
-    let sparsity = resolve(options.sparsity, config)?;
+    let sparsity = resolve(options, config)?;
     if let Some(placement) = &options.placement {
         placement.check(config.n_layers, config.d_ff)?;
     }
+    let predictor = match (&options.predictor, sparsity) {
+        (None, Sparsity::Predicted) => Some(PredictorOptions::default()),
+        (given, _) => given.clone(),
+    };
     let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
+    if let Some(predictor) = &predictor {
+        predictor.check()?;
+        loader = loader.with_predictors(Predictors::new(predictor));
+    }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
     let ignored = store.finish(&architecture.is_ignorable)?;
     model.describe(config, sparsity, loaded, &ignored);
+    if let Some(predictor) = &predictor {
+        let notes = try_out(&mut model, predictor)?;
+        model.add_notes(notes);
+    }
     Ok(Box::new(model))
 }
 
 /// What a mode means for a model.
-fn resolve(sparsity: Sparsity, config: &ModelConfig) -> Result<Sparsity> {
+fn resolve(options: &LoadOptions, config: &ModelConfig) -> Result<Sparsity> {
     let activation = config.activation;
+    let given = options.predictor.is_some();
+    let sparsity = match options.sparsity {
+        Sparsity::Auto if given => Sparsity::Predicted,
+        Sparsity::Auto if activation.is_sparse() => Sparsity::Exact,
+        Sparsity::Auto => Sparsity::Dense,
+        asked => asked,
+    };
     match sparsity {
-        Sparsity::Auto if activation.is_sparse() => Ok(Sparsity::Exact),
-        Sparsity::Auto | Sparsity::Dense => Ok(Sparsity::Dense),
-        Sparsity::Exact if activation.is_sparse() => Ok(Sparsity::Exact),
-        Sparsity::Exact => Err(Error::NotSparse { sparsity, activation }),
+        Sparsity::Dense if !given => Ok(sparsity),
+        Sparsity::Dense | Sparsity::Exact | Sparsity::Predicted if activation.is_sparse() => {
+            Ok(sparsity)
+        }
+        Sparsity::Dense | Sparsity::Exact | Sparsity::Predicted => {
+            Err(Error::NotSparse { sparsity, activation })
+        }
         _ => Err(Error::UnsupportedSparsity { sparsity }),
     }
 }

@@ -4,6 +4,7 @@ use powerinfer_core::{Layout, Placement, Result, WeightStore};
 use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
 use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
+use crate::predictor::Predictors;
 
 /// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
 #[derive(Debug)]
@@ -11,6 +12,7 @@ pub struct Loader<'a> {
     store: &'a mut WeightStore,
     dtype: Option<WeightFormat>,
     placement: Option<&'a Placement>,
+    predictors: Option<Predictors<'a>>,
     loaded: Loaded,
 }
 
@@ -52,7 +54,13 @@ impl<'a> Loader<'a> {
         dtype: Option<WeightFormat>,
         placement: Option<&'a Placement>,
     ) -> Self {
-        Self { store, dtype, placement, loaded: Loaded::default() }
+        Self { store, dtype, placement, predictors: None, loaded: Loaded::default() }
+    }
+
+    /// Gives each feed-forward network a predictor.
+    pub(crate) fn with_predictors(mut self, predictors: Predictors<'a>) -> Self {
+        self.predictors = Some(predictors);
+        self
     }
 
     /// Whether the store has a tensor of that name.
@@ -173,6 +181,10 @@ impl<'a> Loader<'a> {
         let weights = FfnWeights::new(gate, up, down, tensors.activation)?
             .with_biases(gate_bias, up_bias)?
             .with_up_activation(tensors.up_activation);
+        let predictor = match &self.predictors {
+            Some(predictors) => Some(predictors.of_layer(layer, &weights)?),
+            None => None,
+        };
         let shards = match self.placement {
             Some(placement) => {
                 let (hot, cold) = (placement.hot(layer).clone(), placement.cold(layer));
@@ -180,7 +192,10 @@ impl<'a> Loader<'a> {
             }
             None => vec![FfnShard::whole(weights)],
         };
-        SparseFfn::new(shards, down_bias)
+        let ffn = SparseFfn::new(shards, down_bias)?;
+        let Some(predictor) = predictor else { return Ok(ffn) };
+        self.loaded.weight_bytes += predictor.size_bytes() as u64;
+        Ok(ffn.with_predictor(predictor))
     }
 
     /// What was loaded.

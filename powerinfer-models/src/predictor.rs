@@ -1,0 +1,179 @@
+//! Which predictors a model gets, and whether they are any good for it.
+
+use std::sync::Arc;
+
+use powerinfer_core::{
+    CausalLm, Error as CoreError, PredictionCounts, Sparsity, Step, WantedLogits,
+};
+use powerinfer_ops::{FfnWeights, LowBitFormat};
+use powerinfer_predictor::{ActivationPredictor, QuantizedGate};
+
+use crate::error::{Error, Result};
+use crate::layers::Decoder;
+
+/// Tokens that predictors are tried on when a model is loaded.
+const TRIAL_TOKENS: usize = 16;
+/// A predictor that lists more than this share saves nothing that running the whole gate would not.
+const MOST_LISTED: f64 = 0.9;
+
+/// A predictor of which neurons fire, for every layer.
+///
+/// # Examples
+/// ```
+/// use powerinfer_models::{PredictorOptions, PredictorSource};
+/// use powerinfer_ops::LowBitFormat;
+/// let options = PredictorOptions::default().with_shift(0.5);
+/// assert_eq!(options.source, PredictorSource::Quantized(None));
+/// let coarse = PredictorOptions::new(PredictorSource::Quantized(Some(LowBitFormat::Bits2)));
+/// assert_ne!(coarse.source, options.source);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct PredictorOptions {
+    /// Where the predictors come from.
+    pub source: PredictorSource,
+    /// More neurons and less loss above 0, fewer and more below: added to the margin of quantised
+    /// predictors, which is in standard deviations of their error, and taken off the threshold of
+    /// trained ones, which is in units of their scores.
+    pub shift: f32,
+    /// The share of the activation mass that a layer's predictor has to list, on a trial run of a
+    /// few tokens when the model is loaded; a layer whose predictor does not runs exactly instead.
+    /// `None`: 0.9 for quantised predictors, 0.5 for trained ones, which leaves broken ones out.
+    pub floor: Option<f64>,
+}
+
+/// Where predictors come from.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum PredictorSource {
+    /// Made from the gates: copies of so many bits, or as many as pay.
+    Quantized(Option<LowBitFormat>),
+}
+
+impl Default for PredictorSource {
+    fn default() -> Self {
+        Self::Quantized(None)
+    }
+}
+
+impl PredictorOptions {
+    /// Predictors from there, as they are.
+    #[must_use]
+    pub fn new(source: PredictorSource) -> Self {
+        Self { source, ..Self::default() }
+    }
+
+    /// Sets [`shift`](Self::shift).
+    #[must_use]
+    pub fn with_shift(mut self, shift: f32) -> Self {
+        self.shift = shift;
+        self
+    }
+
+    /// Sets [`floor`](Self::floor).
+    #[must_use]
+    pub fn with_floor(mut self, floor: f64) -> Self {
+        self.floor = Some(floor);
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.shift.is_finite() && self.floor.is_none_or(|floor| (0.0..=1.0).contains(&floor)) {
+            return Ok(());
+        }
+        Err(Error::PredictorOptions { shift: self.shift, floor: self.floor })
+    }
+
+    fn floor(&self) -> f64 {
+        self.floor.unwrap_or(match self.source {
+            PredictorSource::Quantized(_) => 0.9,
+        })
+    }
+}
+
+/// Gives each layer its predictor while the model is loaded.
+#[derive(Debug)]
+pub(crate) struct Predictors<'a> {
+    options: &'a PredictorOptions,
+}
+
+impl<'a> Predictors<'a> {
+    pub(crate) fn new(options: &'a PredictorOptions) -> Self {
+        Self { options }
+    }
+
+    /// The predictor of a layer with these weights.
+    pub(crate) fn of_layer(
+        &self,
+        _layer: usize,
+        weights: &FfnWeights,
+    ) -> powerinfer_core::Result<Arc<dyn ActivationPredictor>> {
+        let PredictorSource::Quantized(bits) = &self.options.source;
+        let bits = bits.unwrap_or_else(|| bits_that_pay(weights));
+        let made = QuantizedGate::new(weights, bits).map_err(model_error)?;
+        let margin = made.margin() + self.options.shift;
+        Ok(Arc::new(made.with_margin(margin)))
+    }
+}
+
+/// How many bits a copy of the gate is best made of: as few as keep the loss small where the gate
+/// itself is held in few, one more where reading the gate costs so much that fewer rows listed in
+/// vain outweigh it.
+fn bits_that_pay(weights: &FfnWeights) -> LowBitFormat {
+    let bits_per_weight = 8.0 * weights.gate.row_bytes() as f64 / weights.d_model().max(1) as f64;
+    if bits_per_weight < 6.0 { LowBitFormat::Bits2 } else { LowBitFormat::Bits3 }
+}
+
+/// Runs a few tokens and takes predictors away that miss too much or list nearly everything;
+/// returns what was done, in words.
+pub(crate) fn try_out(model: &mut Decoder, options: &PredictorOptions) -> Result<Vec<String>> {
+    let info = model.info();
+    let n_tokens = TRIAL_TOKENS.min(info.max_context);
+    let spread = (info.vocab_size / TRIAL_TOKENS).max(1);
+    let id = |i: usize| u32::try_from((i * spread + 11) % info.vocab_size.max(1)).unwrap_or(0);
+    let tokens: Vec<u32> = (0..n_tokens).map(id).collect();
+    let mut step = Step {
+        wanted: WantedLogits::None,
+        sparsity: Some(Sparsity::Exact),
+        measure_prediction: true,
+        ..Step::default()
+    };
+    model.forward(&tokens, &mut model.new_cache(), &mut step)?;
+    let floor = options.floor();
+    let (mut missing, mut listing_all) = (Vec::new(), Vec::new());
+    for (layer, counts) in step.stats.prediction_per_layer.iter().enumerate() {
+        if !reaches(counts, floor) {
+            missing.push(layer);
+        } else if counts.picked_density() > MOST_LISTED {
+            listing_all.push(layer);
+        }
+    }
+    let worst = step.stats.prediction_per_layer.iter().map(PredictionCounts::recall_mass);
+    let worst = worst.fold(f64::INFINITY, f64::min);
+    for &layer in missing.iter().chain(&listing_all) {
+        model.drop_predictor(layer);
+    }
+    let mut notes = Vec::new();
+    if !missing.is_empty() {
+        notes.push(format!(
+            "layers {missing:?} run exactly: their predictors list less than {:.0} % of the \
+             activation mass ({:.0} % in the worst)",
+            100.0 * floor,
+            100.0 * worst
+        ));
+    }
+    if !listing_all.is_empty() {
+        notes.push(format!(
+            "layers {listing_all:?} run exactly: their predictors list nearly all neurons"
+        ));
+    }
+    Ok(notes)
+}
+
+fn reaches(counts: &PredictionCounts, floor: f64) -> bool {
+    counts.recall_mass() >= floor
+}
+
+pub(crate) fn model_error(error: powerinfer_predictor::Error) -> CoreError {
+    CoreError::Model(Box::new(error))
+}
