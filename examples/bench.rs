@@ -30,7 +30,7 @@ use clap::Parser;
 use powerinfer::models::LoadOptions;
 use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
-use powerinfer::{Engine, Sparsity};
+use powerinfer::{Engine, PredictorOptions, Sparsity};
 use serde_json::{Value, json};
 
 use flags::{CommonFlags, not_yet};
@@ -80,7 +80,8 @@ struct Flags {
 
 const SYNTHETIC: [&str; 7] =
     ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
-const MODES: [&str; 5] = ["auto", "dense", "exact", "predicted:trained", "predicted:quantized"];
+const MODES: [&str; 6] =
+    ["auto", "dense", "exact", "predicted", "predicted:trained", "predicted:quantized"];
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -103,7 +104,8 @@ fn bench(flags: Flags) -> Outcome<()> {
     if let (Some(synthetic), Some(dir)) = (&synthetic, &flags.write) {
         return write(synthetic, dir, &flags, &pool);
     }
-    let loaded = load(&flags, synthetic.as_ref(), &pool)?;
+    let predicted = modes.contains(&Some(Sparsity::Predicted));
+    let loaded = load(&flags, synthetic.as_ref(), predicted, &pool)?;
     if synthetic.is_some() {
         note("note: a synthetic model of random weights: this shows speed, never quality");
     }
@@ -138,10 +140,13 @@ impl Flags {
         if self.compare.is_empty() {
             return Ok(vec![None]);
         }
-        let mode = |name: &String| match name.parse::<Sparsity>() {
-            Ok(Sparsity::Auto) => Ok(None),
-            Ok(sparsity) => Ok(Some(sparsity)),
-            Err(_) => not_yet(&format!("--compare {name}"), "; use dense, exact or auto"),
+        let mode = |name: &String| match name.as_str() {
+            "predicted:quantized" => Ok(Some(Sparsity::Predicted)),
+            "predicted:trained" => not_yet(
+                &format!("--compare {name}"),
+                "; use predicted with the --predictor of your choice",
+            ),
+            name => Ok(Some(name.parse()?).filter(|&mode| mode != Sparsity::Auto)),
         };
         self.compare.iter().map(mode).collect()
     }
@@ -164,18 +169,33 @@ struct Loaded {
     peak_memory_bytes: Option<u64>,
 }
 
-fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outcome<Loaded> {
+/// Loads the model, with a predictor if a mode that is compared needs one.
+fn load(
+    flags: &Flags,
+    synthetic: Option<&Synthetic>,
+    predicted: bool,
+    pool: &ThreadPool,
+) -> Outcome<Loaded> {
     let _progress = Progress::new("loading", 0);
     let began = Instant::now();
+    let default = || predicted.then(PredictorOptions::default);
+    let predictor = flags.common.predictor().or_else(default);
     let engine = match synthetic {
         Some(synthetic) => {
-            let options = LoadOptions::default()
+            let mut options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
-                .with_sparsity(flags.common.sparsity()?);
+                .with_sparsity(flags.common.sparsity());
+            options.predictor = predictor;
             let made = pool.install(|| synthetic.load(&options))?;
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
         }
-        None => flags.common.builder()?.model(flags.common.model_dir()?).build()?,
+        None => {
+            let builder = flags.common.builder()?.model(flags.common.model_dir()?);
+            match predictor {
+                Some(predictor) => builder.predictor(predictor).build()?,
+                None => builder.build()?,
+            }
+        }
     };
     let seconds = began.elapsed().as_secs_f64();
     Ok(Loaded { engine, seconds, peak_memory_bytes: peak_memory_bytes() })
@@ -243,6 +263,7 @@ impl Findings {
             "page_kind": bandwidth.page_kind,
             "synthetic": flags.synthetic,
             "density": flags.density(),
+            "predictor": info.predictor,
             "prompt_tokens": plan.prompt,
             "decode_tokens": plan.decode,
             "context": plan.context,
@@ -259,7 +280,7 @@ impl Findings {
         let (engine, bandwidth) = (&self.loaded.engine, self.bandwidth.bytes_per_second);
         let mut text = format!(
             "read bandwidth {:.2} GB/s on {} threads ({})\n\
-             mode   dtype  prefill tokens/s  decode tokens/s  neurons run  MB/token   GB/s  of bandwidth\n",
+             mode      dtype  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
             bandwidth * 1e-9,
             engine.n_threads(),
             self.bandwidth.page_kind,
@@ -268,12 +289,14 @@ impl Findings {
             let bytes_per_second = run.decode_speed() * run.weight_bytes_per_token();
             let _ = writeln!(
                 text,
-                "{:<6} {:<6} {:>16.2} {:>16.2} {:>10.1} % {:>9.1} {:>6.2} {:>11.0} %",
+                "{:<9} {:<6} {:>16.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
                 run.mode(engine).name(),
                 engine.info().dtypes.join(","),
                 run.prefill_speed(),
                 run.decode_speed(),
+                100.0 * run.picked_density(),
                 100.0 * run.density(),
+                100.0 * run.predictor_share(),
                 1e-6 * run.weight_bytes_per_token(),
                 1e-9 * bytes_per_second,
                 100.0 * bytes_per_second / bandwidth,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use powerinfer_core::{CausalLm, ModelInfo, Sparsity};
-use powerinfer_models::{LoadOptions, load};
+use powerinfer_models::{LoadOptions, PredictorOptions, load};
 use powerinfer_ops::ThreadPool;
 
 use crate::error::{Error, Result};
@@ -113,6 +113,7 @@ pub struct EngineBuilder {
     tokenizer_file: Option<PathBuf>,
     dtype: Dtype,
     sparsity: Sparsity,
+    predictor: Option<PredictorOptions>,
     threads: Option<usize>,
     pytorch_bytes: Option<u64>,
 }
@@ -165,6 +166,27 @@ impl EngineBuilder {
         self
     }
 
+    /// Predicts which neurons fire; with one, [`Sparsity::Auto`] is [`Sparsity::Predicted`], and
+    /// [`Sparsity::Predicted`] without one makes quantised predictors. Only for a model folder.
+    ///
+    /// [`PredictorOptions::shift`] trades speed for accuracy.
+    ///
+    /// # Examples
+    /// ```
+    /// use powerinfer::{Engine, PredictorOptions, Sparsity};
+    ///
+    /// let engine = Engine::builder()
+    ///     .model("assets/llama-relu-tiny")
+    ///     .predictor(PredictorOptions::default().with_shift(0.5))
+    ///     .build()?;
+    /// assert_eq!(engine.info().sparsity, Sparsity::Predicted);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    pub fn predictor(mut self, predictor: PredictorOptions) -> Self {
+        self.predictor = Some(predictor);
+        self
+    }
+
     /// Threads to compute with, 1 to 1024; default one for each core that the process may use.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
@@ -187,12 +209,14 @@ impl EngineBuilder {
             (Some(model), None) => {
                 refuse("dtype", self.dtype == Dtype::Auto, &self.dtype)?;
                 refuse("sparsity", self.sparsity == Sparsity::Auto, &self.sparsity)?;
+                refuse("predictor", self.predictor.is_none(), &"a predictor")?;
                 (model, None)
             }
             (None, Some(folder)) => {
                 let mut options = LoadOptions::default();
                 options.dtype = self.dtype.weight_format();
                 options.sparsity = self.sparsity;
+                options.predictor = self.predictor;
                 options.pytorch_bytes = self.pytorch_bytes;
                 (pool.install(|| load(&folder, &options))?, Some(folder))
             }

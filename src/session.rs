@@ -70,6 +70,12 @@ impl Session {
         ids
     }
 
+    /// From now on counts how the predictor's picks compare with the truth, in
+    /// [`StepStats::prediction_per_layer`]; passes take two to three times as long.
+    pub fn measure_prediction(&mut self, measure: bool) {
+        self.step.measure_prediction = measure;
+    }
+
     /// Forgets the context; the session is as new.
     pub fn reset(&mut self) {
         self.cache.clear();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use powerinfer::ops::ThreadPool;
-use powerinfer::{Dtype, Engine, EngineBuilder, Sparsity};
+use powerinfer::{Dtype, Engine, EngineBuilder, PredictorOptions, PredictorSource, Sparsity};
 
 use super::report::Outcome;
 
@@ -34,9 +34,13 @@ pub(crate) struct CommonFlags {
     /// Which neurons of each feed-forward network to compute
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) sparsity: SparsityFlag,
-    /// A predictor file, or `quantized` to build one
-    #[arg(long, value_name = "FILE|quantized")]
-    pub(crate) predictor: Option<String>,
+    /// `quantized` to build a predictor from the gates, `quantized:2`, `:3` or `:4` to choose its bits,
+    /// or a predictor's folder
+    #[arg(long, value_name = "PATH|quantized", value_parser = parse_predictor)]
+    pub(crate) predictor: Option<PredictorSource>,
+    /// Above 0 the predictor lists more neurons and misses fewer, below 0 the other way round
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
+    pub(crate) predictor_shift: f32,
     /// Print one JSON object on stdout and nothing else
     #[arg(long)]
     pub(crate) json: bool,
@@ -91,7 +95,10 @@ impl CommonFlags {
     /// A builder with threads, dtype and sparsity set and no model yet.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
         self.refuse_later_flags()?;
-        let builder = Engine::builder().dtype(self.dtype()).sparsity(self.sparsity()?);
+        let mut builder = Engine::builder().dtype(self.dtype()).sparsity(self.sparsity());
+        if let Some(predictor) = self.predictor() {
+            builder = builder.predictor(predictor);
+        }
         Ok(match self.threads {
             Some(threads) => builder.threads(threads.get()),
             None => builder,
@@ -116,20 +123,24 @@ impl CommonFlags {
     }
 
     /// The sparsity mode asked for.
-    pub(crate) fn sparsity(&self) -> Outcome<Sparsity> {
+    pub(crate) fn sparsity(&self) -> Sparsity {
         match self.sparsity {
-            SparsityFlag::Auto => Ok(Sparsity::Auto),
-            SparsityFlag::Dense => Ok(Sparsity::Dense),
-            SparsityFlag::Exact => Ok(Sparsity::Exact),
-            SparsityFlag::Predicted => {
-                not_yet("--sparsity predicted", "; use dense, exact or auto")
-            }
+            SparsityFlag::Auto => Sparsity::Auto,
+            SparsityFlag::Dense => Sparsity::Dense,
+            SparsityFlag::Exact => Sparsity::Exact,
+            SparsityFlag::Predicted => Sparsity::Predicted,
         }
+    }
+
+    /// The predictor asked for, by its own flag or as what `predicted` mode needs.
+    pub(crate) fn predictor(&self) -> Option<PredictorOptions> {
+        let wanted = self.predictor.is_some() || self.sparsity == SparsityFlag::Predicted;
+        let source = self.predictor.clone().unwrap_or_default();
+        wanted.then(|| PredictorOptions::new(source).with_shift(self.predictor_shift))
     }
 
     /// An error for each flag that is there for later versions.
     pub(crate) fn refuse_later_flags(&self) -> Outcome<()> {
-        self.sparsity()?;
         match self.device {
             DeviceFlag::Cpu => {}
             DeviceFlag::Cuda(n) => return not_yet(&format!("--device cuda:{n}"), "; use cpu"),
@@ -140,9 +151,6 @@ impl CommonFlags {
         }
         if self.plan.is_some() {
             return not_yet("--plan", "");
-        }
-        if self.predictor.is_some() {
-            return not_yet("--predictor", "");
         }
         Ok(())
     }
@@ -168,6 +176,17 @@ pub(crate) fn not_yet<T>(what: &str, instead: &'static str) -> Outcome<T> {
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= 1024);
     threads.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
+}
+
+fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
+    match text.strip_prefix("quantized") {
+        Some("") => Ok(PredictorSource::Quantized(None)),
+        Some(rest) if rest.starts_with(':') => {
+            let bits = rest[1..].parse().map_err(|_| "expected 2, 3 or 4 bits".to_owned())?;
+            Ok(PredictorSource::Quantized(Some(bits)))
+        }
+        _ => Ok(PredictorSource::Folder(text.into())),
+    }
 }
 
 fn parse_device(text: &str) -> Result<DeviceFlag, String> {

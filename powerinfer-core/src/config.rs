@@ -4,6 +4,7 @@ mod falcon;
 mod field;
 mod llama;
 mod opt;
+mod predictor;
 mod rotary;
 
 use std::io;
@@ -16,6 +17,7 @@ use crate::json;
 use crate::kv_cache::KvShape;
 use crate::regular_file::RegularFile;
 use field::Fields;
+pub use predictor::read_predictor_threshold;
 pub use rotary::{RopeScaling, RotaryConfig};
 
 /// Longest configuration that is read: real ones have some kilobytes.

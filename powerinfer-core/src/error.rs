@@ -37,6 +37,15 @@ pub enum Error {
     #[error("sparsity `predicted` needs a predictor, and the model was loaded without one")]
     NoPredictor,
 
+    /// A folder of predictors has a file for a layer that the model does not have.
+    #[error("{path}: the model has {n_layers} layers, so this predictor is that of another")]
+    PredictorLayers {
+        /// The file.
+        path: PathBuf,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+
     /// A file could not be opened or read.
     #[error("{path}: cannot be read")]
     Io {

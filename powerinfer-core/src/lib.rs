@@ -118,7 +118,9 @@ mod sampler;
 mod stats;
 mod weights;
 
-pub use config::{BlockOrder, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
+pub use config::{
+    BlockOrder, ModelConfig, PositionConfig, RopeScaling, RotaryConfig, read_predictor_threshold,
+};
 pub use error::{Error, Result};
 pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStats};
 pub use kv_cache::{KvCache, KvShape, LayerPages};

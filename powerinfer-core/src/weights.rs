@@ -161,6 +161,15 @@ impl WeightStore {
         Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, Some(max_bytes))?)))
     }
 
+    /// Opens one PyTorch file, such as a layer of the original's predictors; whom to trust is said
+    /// at [`open_with_pytorch`](Self::open_with_pytorch).
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::PyTorch`].
+    pub fn open_pytorch_file(path: &Path) -> Result<Self> {
+        Ok(Self::from_source(Box::new(WeightFiles::open_pytorch_file(path)?)))
+    }
+
     /// Takes the tensors from somewhere else. Of two with the same name the first is used.
     #[must_use]
     pub fn from_source(source: Box<dyn TensorSource>) -> Self {

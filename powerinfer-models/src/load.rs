@@ -116,7 +116,7 @@ pub(crate) fn build(
     let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
     if let Some(predictor) = &predictor {
         predictor.check()?;
-        loader = loader.with_predictors(Predictors::new(predictor));
+        loader = loader.with_predictors(Predictors::open(predictor, config.n_layers)?);
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();

@@ -1,15 +1,19 @@
 //! Which predictors a model gets, and whether they are any good for it.
 
+mod folder;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use powerinfer_core::{
     CausalLm, Error as CoreError, PredictionCounts, Sparsity, Step, WantedLogits,
 };
-use powerinfer_ops::{FfnWeights, LowBitFormat};
+use powerinfer_ops::{FfnWeights, LowBitFormat, WeightFormat};
 use powerinfer_predictor::{ActivationPredictor, QuantizedGate};
 
 use crate::error::{Error, Result};
 use crate::layers::Decoder;
+use folder::PredictorFolder;
 
 /// Tokens that predictors are tried on when a model is loaded.
 const TRIAL_TOKENS: usize = 16;
@@ -36,6 +40,8 @@ pub struct PredictorOptions {
     /// predictors, which is in standard deviations of their error, and taken off the threshold of
     /// trained ones, which is in units of their scores.
     pub shift: f32,
+    /// What the weights of trained predictors are held as; `None` keeps the file's type.
+    pub dtype: Option<WeightFormat>,
     /// The share of the activation mass that a layer's predictor has to list, on a trial run of a
     /// few tokens when the model is loaded; a layer whose predictor does not runs exactly instead.
     /// `None`: 0.9 for quantised predictors, 0.5 for trained ones, which leaves broken ones out.
@@ -48,6 +54,10 @@ pub struct PredictorOptions {
 pub enum PredictorSource {
     /// Made from the gates: copies of so many bits, or as many as pay.
     Quantized(Option<LowBitFormat>),
+    /// The original's: a folder of `model_0.pt`, `model_1.pt`, …, one a layer, each with `fc1.weight`
+    /// and `fc2.weight`, and a `config.json` whose `sparse_threshold` is the least score of a
+    /// neuron that runs (0 without it).
+    Folder(PathBuf),
 }
 
 impl Default for PredictorSource {
@@ -77,6 +87,13 @@ impl PredictorOptions {
         self
     }
 
+    /// Sets [`dtype`](Self::dtype).
+    #[must_use]
+    pub fn with_dtype(mut self, dtype: Option<WeightFormat>) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         if self.shift.is_finite() && self.floor.is_none_or(|floor| (0.0..=1.0).contains(&floor)) {
             return Ok(());
@@ -87,6 +104,7 @@ impl PredictorOptions {
     fn floor(&self) -> f64 {
         self.floor.unwrap_or(match self.source {
             PredictorSource::Quantized(_) => 0.9,
+            PredictorSource::Folder(_) => 0.5,
         })
     }
 }
@@ -95,23 +113,39 @@ impl PredictorOptions {
 #[derive(Debug)]
 pub(crate) struct Predictors<'a> {
     options: &'a PredictorOptions,
+    folder: Option<PredictorFolder>,
 }
 
 impl<'a> Predictors<'a> {
-    pub(crate) fn new(options: &'a PredictorOptions) -> Self {
-        Self { options }
+    /// Predictors for a model of `n_layers` layers.
+    pub(crate) fn open(
+        options: &'a PredictorOptions,
+        n_layers: usize,
+    ) -> powerinfer_core::Result<Self> {
+        let folder = match &options.source {
+            PredictorSource::Folder(dir) => Some(PredictorFolder::open(dir, n_layers)?),
+            PredictorSource::Quantized(_) => None,
+        };
+        Ok(Self { options, folder })
     }
 
     /// The predictor of a layer with these weights.
     pub(crate) fn of_layer(
         &self,
-        _layer: usize,
+        layer: usize,
         weights: &FfnWeights,
     ) -> powerinfer_core::Result<Arc<dyn ActivationPredictor>> {
-        let PredictorSource::Quantized(bits) = &self.options.source;
-        let bits = bits.unwrap_or_else(|| bits_that_pay(weights));
+        let PredictorOptions { source, shift, dtype, .. } = self.options;
+        if let Some(folder) = &self.folder {
+            let read = folder.of_layer(layer, weights, *dtype)?;
+            return Ok(Arc::new(read.with_threshold_shift(-shift)));
+        }
+        let bits = match source {
+            PredictorSource::Quantized(Some(bits)) => *bits,
+            _ => bits_that_pay(weights),
+        };
         let made = QuantizedGate::new(weights, bits).map_err(model_error)?;
-        let margin = made.margin() + self.options.shift;
+        let margin = made.margin() + shift;
         Ok(Arc::new(made.with_margin(margin)))
     }
 }
@@ -147,6 +181,10 @@ pub(crate) fn try_out(model: &mut Decoder, options: &PredictorOptions) -> Result
         } else if counts.picked_density() > MOST_LISTED {
             listing_all.push(layer);
         }
+    }
+    let trained = matches!(options.source, PredictorSource::Folder(_));
+    if trained && missing.len() == info.n_layers {
+        return Err(Error::PredictorOfAnotherModel { floor });
     }
     let worst = step.stats.prediction_per_layer.iter().map(PredictionCounts::recall_mass);
     let worst = worst.fold(f64::INFINITY, f64::min);

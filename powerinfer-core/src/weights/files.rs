@@ -65,6 +65,14 @@ impl WeightFiles {
         found.ok_or_else(|| Error::NoWeights { path: dir.to_owned(), pytorch })
     }
 
+    /// Opens one PyTorch file.
+    pub(super) fn open_pytorch_file(path: &Path) -> Result<Self> {
+        let file = RegularFile::open(path)?;
+        let mut this = Self { path: path.to_owned(), files: vec![], tensors: BTreeMap::new() };
+        this.add_file(file, &PYTORCH)?;
+        Ok(this)
+    }
+
     fn open_kind(dir: &Path, kind: &Kind, max_bytes: u64) -> Result<Option<Self>> {
         let (file, index) = (dir.join(kind.file), dir.join(kind.index));
         if let Some(file) = open_if_there(&file, max_bytes)? {
