@@ -46,6 +46,38 @@ pub enum Error {
         n_layers: usize,
     },
 
+    /// A profile is that of another model.
+    #[error("profile: expected {what} {expected}, found {found}")]
+    ProfileMismatch {
+        /// What differs.
+        what: &'static str,
+        /// What the model has.
+        expected: String,
+        /// What the profile has.
+        found: String,
+    },
+    /// A profile holds a number that cannot be: negative, no number, or more often than there were
+    /// tokens.
+    #[error("{path}: {what} holds {found}")]
+    ProfileValue {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        what: &'static str,
+        /// The number.
+        found: String,
+    },
+    /// A folder of the original's statistics does not have one file a layer.
+    #[error("{path}: expected one activation_N.pt for each layer, found {what} for layer {layer}")]
+    ProfileFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// What there is for it.
+        what: String,
+    },
+
     /// A file could not be opened or read.
     #[error("{path}: cannot be read")]
     Io {

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `config.json` → one checked struct | [`ModelConfig`] |
 //! | weight files → matrices by name, each checked, none overlooked | [`WeightStore`], [`TensorSource`] |
+//! | how often each neuron fires | [`ActivationProfile`] |
 //! | which neurons are hot, which cold | [`Placement`] |
 //! | keys and values of the tokens so far | [`KvCache`] |
 //! | tokens and cache → logits | [`CausalLm`], [`Step`] |
@@ -113,6 +114,7 @@ mod json;
 mod kv_cache;
 mod model;
 mod placement;
+mod profile;
 mod regular_file;
 mod sampler;
 mod stats;
@@ -126,6 +128,7 @@ pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStat
 pub use kv_cache::{KvCache, KvShape, LayerPages};
 pub use model::{CausalLm, FfnObserver, FfnSeen, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
+pub use profile::{ActivationProfile, ProfiledModel};
 pub use sampler::{Sampler, Sampling};
 pub use stats::{PredictionCounts, StepStats};
 pub use weights::{FileDtype, Layout, TensorInfo, TensorSource, WeightStore, write_safetensors};

@@ -4,6 +4,7 @@
 mod files;
 mod header;
 mod pytorch;
+mod small;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
 
+pub(crate) use small::SmallTensors;
 pub use writer::write_safetensors;
 
 use crate::allocation::try_zeroed;

@@ -26,6 +26,7 @@
 mod file;
 pub mod fixture;
 pub mod golden;
+pub mod pytorch;
 pub mod seeded;
 pub mod tolerance;
 

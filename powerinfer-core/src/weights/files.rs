@@ -73,6 +73,21 @@ impl WeightFiles {
         Ok(this)
     }
 
+    /// Opens one safetensors file; gives what its header says beside the tensors, too.
+    pub(super) fn open_safetensors_file(path: &Path) -> Result<(Self, BTreeMap<String, String>)> {
+        let file = RegularFile::open(path)?;
+        let metadata = header::read_metadata(&file)?;
+        let mut this = Self { path: path.to_owned(), files: vec![], tensors: BTreeMap::new() };
+        this.add_file(file, &SAFETENSORS)?;
+        Ok((this, metadata))
+    }
+
+    /// Bytes of a tensor; 0 if there is none of that name.
+    pub(super) fn size_bytes(&self, name: &str) -> usize {
+        let size = self.tensors.get(name).map_or(0, |place| place.located.size);
+        usize::try_from(size).unwrap_or(usize::MAX)
+    }
+
     fn open_kind(dir: &Path, kind: &Kind, max_bytes: u64) -> Result<Option<Self>> {
         let (file, index) = (dir.join(kind.file), dir.join(kind.index));
         if let Some(file) = open_if_there(&file, max_bytes)? {
