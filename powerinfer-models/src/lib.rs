@@ -49,6 +49,7 @@
 //! Weights come from safetensors, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod error;
 mod falcon;
 pub mod layers;
@@ -60,6 +61,7 @@ mod predictor;
 mod registry;
 pub mod synthetic;
 
+pub use calibrate::calibrate;
 pub use error::{Error, Result};
 pub use load::{LoadOptions, load};
 pub use loader::Loader;
