@@ -30,7 +30,7 @@ use clap::Parser;
 use powerinfer::models::LoadOptions;
 use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
-use powerinfer::{Engine, PredictorOptions, Sparsity};
+use powerinfer::{Engine, PredictorOptions, PredictorSource, Sparsity};
 use serde_json::{Value, json};
 
 use flags::{CommonFlags, not_yet};
@@ -71,12 +71,23 @@ struct Flags {
     #[arg(long, value_name = "MODES", value_delimiter = ',', conflicts_with = "sparsity",
           value_parser = MODES)]
     compare: Vec<String>,
+    /// Rank of a synthetic model's trained kind of predictor [default: 384]
+    #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
+    predictor_rank: Option<usize>,
     /// Write the synthetic model to a folder and stop
     #[arg(long, value_name = "DIR", requires = "synthetic")]
     write: Option<PathBuf>,
     #[command(flatten)]
     common: CommonFlags,
 }
+
+/// 6 % of the parameters of llama-1b.
+const SYNTHETIC_RANK: usize = 384;
+
+/// A trained predictor that nobody named.
+#[derive(Debug, thiserror::Error)]
+#[error("--compare predicted:trained needs the folder of a predictor in --predictor")]
+struct NoPredictorFolder;
 
 const SYNTHETIC: [&str; 7] =
     ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
@@ -104,8 +115,8 @@ fn bench(flags: Flags) -> Outcome<()> {
     if let (Some(synthetic), Some(dir)) = (&synthetic, &flags.write) {
         return write(synthetic, dir, &flags, &pool);
     }
-    let predicted = modes.contains(&Some(Sparsity::Predicted));
-    let loaded = load(&flags, synthetic.as_ref(), predicted, &pool)?;
+    let predictor = flags.predictor(&modes)?;
+    let loaded = load(&flags, synthetic.as_ref(), predictor, &pool)?;
     if synthetic.is_some() {
         note("note: a synthetic model of random weights: this shows speed, never quality");
     }
@@ -141,14 +152,28 @@ impl Flags {
             return Ok(vec![None]);
         }
         let mode = |name: &String| match name.as_str() {
-            "predicted:quantized" => Ok(Some(Sparsity::Predicted)),
-            "predicted:trained" => not_yet(
-                &format!("--compare {name}"),
-                "; use predicted with the --predictor of your choice",
-            ),
+            "predicted:quantized" | "predicted:trained" => Ok(Some(Sparsity::Predicted)),
             name => Ok(Some(name.parse()?).filter(|&mode| mode != Sparsity::Auto)),
         };
         self.compare.iter().map(mode).collect()
+    }
+
+    /// The predictor of the modes that are compared, one of a kind.
+    fn predictor(&self, modes: &[Option<Sparsity>]) -> Outcome<Option<PredictorOptions>> {
+        let asked = |name: &str| self.compare.iter().any(|mode| mode == name);
+        if !asked("predicted:trained") {
+            let default = || modes.contains(&Some(Sparsity::Predicted)).then(Default::default);
+            return Ok(self.common.predictor().or_else(default));
+        }
+        if asked("predicted") || asked("predicted:quantized") {
+            return not_yet("--compare with two kinds of predictors", "; name one");
+        }
+        let Some(density) = self.density() else {
+            return Ok(Some(self.common.predictor().ok_or(NoPredictorFolder)?));
+        };
+        let rank = self.predictor_rank.unwrap_or(SYNTHETIC_RANK);
+        let random = PredictorOptions::new(PredictorSource::Random { rank, density });
+        Ok(Some(random.with_dtype(Some(WeightFormat::Q8_0))))
     }
 
     fn plan(&self) -> Plan {
@@ -169,17 +194,14 @@ struct Loaded {
     peak_memory_bytes: Option<u64>,
 }
 
-/// Loads the model, with a predictor if a mode that is compared needs one.
 fn load(
     flags: &Flags,
     synthetic: Option<&Synthetic>,
-    predicted: bool,
+    predictor: Option<PredictorOptions>,
     pool: &ThreadPool,
 ) -> Outcome<Loaded> {
     let _progress = Progress::new("loading", 0);
     let began = Instant::now();
-    let default = || predicted.then(PredictorOptions::default);
-    let predictor = flags.common.predictor().or_else(default);
     let engine = match synthetic {
         Some(synthetic) => {
             let mut options = LoadOptions::default()

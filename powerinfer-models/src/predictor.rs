@@ -1,6 +1,7 @@
 //! Which predictors a model gets, and whether they are any good for it.
 
 mod folder;
+mod random;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use powerinfer_predictor::{ActivationPredictor, QuantizedGate};
 use crate::error::{Error, Result};
 use crate::layers::Decoder;
 use folder::PredictorFolder;
+use random::random_predictor;
 
 /// Tokens that predictors are tried on when a model is loaded.
 const TRIAL_TOKENS: usize = 16;
@@ -58,6 +60,14 @@ pub enum PredictorSource {
     /// and `fc2.weight`, and a `config.json` whose `sparse_threshold` is the least score of a
     /// neuron that runs (0 without it).
     Folder(PathBuf),
+    /// Two random layers, which know nothing: to see what the original's kind costs on a synthetic
+    /// model.
+    Random {
+        /// Rows of the first layer.
+        rank: usize,
+        /// Share of neurons that fire. About as many rows are read as if the predictor knew which.
+        density: f64,
+    },
 }
 
 impl Default for PredictorSource {
@@ -105,6 +115,7 @@ impl PredictorOptions {
         self.floor.unwrap_or(match self.source {
             PredictorSource::Quantized(_) => 0.9,
             PredictorSource::Folder(_) => 0.5,
+            PredictorSource::Random { .. } => 0.0,
         })
     }
 }
@@ -124,7 +135,7 @@ impl<'a> Predictors<'a> {
     ) -> powerinfer_core::Result<Self> {
         let folder = match &options.source {
             PredictorSource::Folder(dir) => Some(PredictorFolder::open(dir, n_layers)?),
-            PredictorSource::Quantized(_) => None,
+            _ => None,
         };
         Ok(Self { options, folder })
     }
@@ -141,6 +152,10 @@ impl<'a> Predictors<'a> {
             return Ok(Arc::new(read.with_threshold_shift(-shift)));
         }
         let bits = match source {
+            &PredictorSource::Random { rank, density } => {
+                let made = random_predictor(layer, weights, (rank, density), *dtype)?;
+                return Ok(Arc::new(made.with_threshold_shift(-shift)));
+            }
             PredictorSource::Quantized(Some(bits)) => *bits,
             _ => bits_that_pay(weights),
         };
