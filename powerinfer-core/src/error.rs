@@ -46,6 +46,14 @@ pub enum Error {
         n_layers: usize,
     },
 
+    /// A predictor in a model's file has thresholds for another number of layers.
+    #[error("expected one threshold or one for each of {n_layers} layers, found {found}")]
+    PredictorThresholds {
+        /// Thresholds that there are.
+        found: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
     /// A profile is that of another model.
     #[error("profile: expected {what} {expected}, found {found}")]
     ProfileMismatch {

@@ -182,7 +182,7 @@ impl<'a> Loader<'a> {
             .with_biases(gate_bias, up_bias)?
             .with_up_activation(tensors.up_activation);
         let predictor = match &self.predictors {
-            Some(predictors) => Some(predictors.of_layer(layer, &weights)?),
+            Some(predictors) => Some(predictors.of_layer(layer, &weights, self.store)?),
             None => None,
         };
         let shards = match self.placement {

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, PredictionCounts, Sparsity, Step, WantedLogits,
+    CausalLm, Error as CoreError, Layout, PredictionCounts, Sparsity, Step, WantedLogits,
+    WeightStore,
 };
-use powerinfer_ops::{FfnWeights, LowBitFormat, WeightFormat};
-use powerinfer_predictor::{ActivationPredictor, QuantizedGate};
+use powerinfer_ops::{FfnWeights, LowBitFormat, NeuronMatrix, WeightFormat};
+use powerinfer_predictor::{ActivationPredictor, MlpPredictor, QuantizedGate};
 
 use crate::error::{Error, Result};
 use crate::layers::Decoder;
@@ -60,6 +61,12 @@ pub enum PredictorSource {
     /// and `fc2.weight`, and a `config.json` whose `sparse_threshold` is the least score of a
     /// neuron that runs (0 without it).
     Folder(PathBuf),
+    /// The original's, from tensors `blk.N.fc1.weight` and `blk.N.fc2.weight` among the model's own, as
+    /// its GGUF files have them.
+    InModel {
+        /// The least score of a neuron that runs: one for all layers, or one a layer.
+        thresholds: Vec<f32>,
+    },
     /// Two random layers, which know nothing: to see what the original's kind costs on a synthetic
     /// model.
     Random {
@@ -114,7 +121,7 @@ impl PredictorOptions {
     fn floor(&self) -> f64 {
         self.floor.unwrap_or(match self.source {
             PredictorSource::Quantized(_) => 0.9,
-            PredictorSource::Folder(_) => 0.5,
+            PredictorSource::Folder(_) | PredictorSource::InModel { .. } => 0.5,
             PredictorSource::Random { .. } => 0.0,
         })
     }
@@ -133,23 +140,38 @@ impl<'a> Predictors<'a> {
         options: &'a PredictorOptions,
         n_layers: usize,
     ) -> powerinfer_core::Result<Self> {
-        let folder = match &options.source {
-            PredictorSource::Folder(dir) => Some(PredictorFolder::open(dir, n_layers)?),
-            _ => None,
-        };
+        let mut folder = None;
+        match &options.source {
+            PredictorSource::Folder(dir) => folder = Some(PredictorFolder::open(dir, n_layers)?),
+            PredictorSource::InModel { thresholds }
+                if ![1, n_layers].contains(&thresholds.len()) =>
+            {
+                return Err(CoreError::PredictorThresholds { found: thresholds.len(), n_layers });
+            }
+            _ => {}
+        }
         Ok(Self { options, folder })
     }
 
-    /// The predictor of a layer with these weights.
+    /// The predictor of a layer with these weights, out of the model's store if it lies there.
     pub(crate) fn of_layer(
         &self,
         layer: usize,
         weights: &FfnWeights,
+        store: &mut WeightStore,
     ) -> powerinfer_core::Result<Arc<dyn ActivationPredictor>> {
         let PredictorOptions { source, shift, dtype, .. } = self.options;
         if let Some(folder) = &self.folder {
             let read = folder.of_layer(layer, weights, *dtype)?;
             return Ok(Arc::new(read.with_threshold_shift(-shift)));
+        }
+        if let PredictorSource::InModel { thresholds } = source {
+            let names = ["fc1", "fc2"].map(|part| format!("blk.{layer}.{part}.weight"));
+            // one for all, or one a layer
+            let threshold = thresholds[layer.min(thresholds.len() - 1)];
+            let read = read_layers(store, &names, weights, *dtype)?;
+            let made = MlpPredictor::new(read.0, read.1, threshold).map_err(model_error)?;
+            return Ok(Arc::new(made.with_threshold_shift(-shift)));
         }
         let bits = match source {
             &PredictorSource::Random { rank, density } => {
@@ -163,6 +185,22 @@ impl<'a> Predictors<'a> {
         let margin = made.margin() + shift;
         Ok(Arc::new(made.with_margin(margin)))
     }
+}
+
+/// The two layers of a trained predictor, whose rank is the file's to say.
+fn read_layers(
+    store: &mut WeightStore,
+    [fc1, fc2]: &[String; 2],
+    weights: &FfnWeights,
+    dtype: Option<WeightFormat>,
+) -> powerinfer_core::Result<(NeuronMatrix, NeuronMatrix)> {
+    let first = store.tensors().find(|tensor| tensor.name == *fc1);
+    let rank = first.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
+    let (d_ff, d_model) = (weights.n_neurons(), weights.d_model());
+    Ok((
+        store.matrix(fc1, rank, d_model, Layout::NeuronMajor, dtype)?,
+        store.matrix(fc2, d_ff, rank, Layout::NeuronMajor, dtype)?,
+    ))
 }
 
 /// How many bits a copy of the gate is best made of: as few as keep the loss small where the gate
@@ -197,7 +235,8 @@ pub(crate) fn try_out(model: &mut Decoder, options: &PredictorOptions) -> Result
             listing_all.push(layer);
         }
     }
-    let trained = matches!(options.source, PredictorSource::Folder(_));
+    let trained =
+        matches!(options.source, PredictorSource::Folder(_) | PredictorSource::InModel { .. });
     if trained && missing.len() == info.n_layers {
         return Err(Error::PredictorOfAnotherModel { floor });
     }
@@ -229,4 +268,62 @@ fn reaches(counts: &PredictionCounts, floor: f64) -> bool {
 
 pub(crate) fn model_error(error: powerinfer_predictor::Error) -> CoreError {
     CoreError::Model(Box::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use powerinfer_core::{FileDtype, TensorInfo, TensorSource};
+    use powerinfer_ops::Activation;
+
+    /// Predictors of rank 3 for layers of 5 neurons and width 4, all ones.
+    #[derive(Debug)]
+    struct Ones;
+
+    impl TensorSource for Ones {
+        fn tensors(&self) -> Vec<TensorInfo> {
+            let dtype = || FileDtype::Weights(WeightFormat::F32);
+            let layer = |layer: usize| {
+                let info = |part: &str, shape| {
+                    let name = format!("blk.{layer}.{part}.weight");
+                    TensorInfo { name, dtype: dtype(), shape }
+                };
+                [info("fc1", vec![3, 4]), info("fc2", vec![5, 3])]
+            };
+            (0..2).flat_map(layer).collect()
+        }
+
+        fn read(&self, _: &str, _: u64, out: &mut [u8]) -> powerinfer_core::Result<()> {
+            out.chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&1f32.to_le_bytes()));
+            Ok(())
+        }
+
+        fn path(&self, _: &str) -> PathBuf {
+            "ones".into()
+        }
+    }
+
+    #[test]
+    fn predictors_in_a_model_s_file_have_a_threshold_for_all_layers_or_one_a_layer() {
+        let matrix = NeuronMatrix::from_f32(WeightFormat::F32, 5, 4, &[1.0; 20]).unwrap();
+        let weights = FfnWeights::new(matrix.clone(), None, matrix, Activation::Relu).unwrap();
+        let read = |thresholds: &[f32]| -> powerinfer_core::Result<Vec<String>> {
+            let thresholds = thresholds.to_vec();
+            let options =
+                PredictorOptions::new(PredictorSource::InModel { thresholds }).with_shift(0.25);
+            let predictors = Predictors::open(&options, 2)?;
+            let mut store = WeightStore::from_source(Box::new(Ones));
+            let mut of_layer = |layer| predictors.of_layer(layer, &weights, &mut store);
+            let found = [of_layer(0)?, of_layer(1)?].map(|predictor| predictor.describe());
+            store.finish(&|_| false)?;
+            Ok(found.to_vec())
+        };
+        let threshold = |x: f32| format!("two layers of rank 3, threshold {x}");
+        assert_eq!(read(&[1.0]).unwrap(), [threshold(0.75), threshold(0.75)]);
+        assert_eq!(read(&[1.0, 2.0]).unwrap(), [threshold(0.75), threshold(1.75)]);
+        for wrong in [&[][..], &[1.0, 2.0, 3.0]] {
+            let error = read(wrong).unwrap_err();
+            assert!(matches!(error, CoreError::PredictorThresholds { n_layers: 2, .. }));
+        }
+    }
 }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use powerinfer_core::{Error as CoreError, Layout, Result, WeightStore, read_predictor_threshold};
+use powerinfer_core::{Error as CoreError, Result, WeightStore, read_predictor_threshold};
 use powerinfer_ops::{FfnWeights, WeightFormat};
 use powerinfer_predictor::MlpPredictor;
 
-use super::model_error;
+use super::{model_error, read_layers};
 
 /// A folder whose files are those of a model with so many layers.
 #[derive(Debug)]
@@ -41,12 +41,8 @@ impl PredictorFolder {
         dtype: Option<WeightFormat>,
     ) -> Result<MlpPredictor> {
         let mut store = WeightStore::open_pytorch_file(&file(&self.dir, layer))?;
-        // the rank is the file's to say
-        let fc1 = store.tensors().find(|tensor| tensor.name == "fc1.weight");
-        let rank = fc1.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
-        let (d_ff, d_model) = (weights.n_neurons(), weights.d_model());
-        let fc1 = store.matrix("fc1.weight", rank, d_model, Layout::NeuronMajor, dtype)?;
-        let fc2 = store.matrix("fc2.weight", d_ff, rank, Layout::NeuronMajor, dtype)?;
+        let names = ["fc1", "fc2"].map(|part| format!("{part}.weight"));
+        let (fc1, fc2) = read_layers(&mut store, &names, weights, dtype)?;
         store.finish(&|_| false)?;
         MlpPredictor::new(fc1, fc2, self.threshold).map_err(model_error)
     }
