@@ -58,9 +58,10 @@ struct Flags {
     /// Tokens to decode
     #[arg(short, value_name = "N", default_value = "32", value_parser = at_least_one)]
     n: usize,
-    /// Tokens in the context when decoding begins [default: those of the prompt]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    context: Option<usize>,
+    /// Tokens in the context when decoding begins, such as 32,2048 to compare; later repetitions go
+    /// on where the first stopped [default: those of the prompt]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = at_least_one)]
+    context: Vec<usize>,
     /// Texts at once
     #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
     batch: usize,
@@ -177,12 +178,11 @@ impl Flags {
     }
 
     fn plan(&self) -> Plan {
-        Plan {
-            prompt: self.p,
-            decode: self.n,
-            context: self.context.unwrap_or(self.p),
-            repetitions: self.repetitions,
+        let mut contexts = self.context.clone();
+        if contexts.is_empty() {
+            contexts.push(self.p);
         }
+        Plan { prompt: self.p, decode: self.n, contexts, repetitions: self.repetitions }
     }
 }
 
@@ -206,13 +206,14 @@ fn load(
         Some(synthetic) => {
             let mut options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
+                .with_kv_dtype(flags.common.kv_dtype())
                 .with_sparsity(flags.common.sparsity());
             options.predictor = predictor;
             let made = pool.install(|| synthetic.load(&options))?;
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
         }
         None => {
-            let builder = flags.common.builder()?.model(flags.common.model_dir()?);
+            let builder = flags.common.builder()?.model(flags.common.model_path());
             match predictor {
                 Some(predictor) => builder.predictor(predictor).build()?,
                 None => builder.build()?,
@@ -255,7 +256,7 @@ fn measure_all(
 ) -> Outcome<Findings> {
     let engine = &loaded.engine;
     let plan = plan.check(engine.info())?;
-    let mut runs: Vec<Run> = modes.iter().map(|&mode| Run::new(mode)).collect();
+    let mut runs: Vec<Run> = runs(modes, &plan.contexts);
     let n_steps = (plan.repetitions as u64).saturating_mul(runs.len() as u64);
     let progress = Progress::new("measuring", n_steps);
     let before = read_bandwidth(pool, BANDWIDTH_BYTES, BANDWIDTH_PASSES)?;
@@ -275,6 +276,14 @@ fn measure_all(
     Ok(Findings { loaded, plan, runs, bandwidth })
 }
 
+/// Every mode with every length of the context.
+fn runs(modes: &[Option<Sparsity>], contexts: &[usize]) -> Vec<Run> {
+    let of_mode = |&mode: &Option<Sparsity>| {
+        contexts.iter().map(move |&context| Run::new(mode, context)).collect::<Vec<_>>()
+    };
+    modes.iter().flat_map(of_mode).collect()
+}
+
 impl Findings {
     fn as_json(&self, flags: &Flags) -> Value {
         let Self { loaded, plan, runs, bandwidth } = self;
@@ -288,7 +297,7 @@ impl Findings {
             "predictor": info.predictor,
             "prompt_tokens": plan.prompt,
             "decode_tokens": plan.decode,
-            "context": plan.context,
+            "context": plan.contexts[0],
             "repetitions": plan.repetitions,
             "parameters": info.n_parameters,
             "weight_bytes_resident": info.weight_bytes,
@@ -302,7 +311,7 @@ impl Findings {
         let (engine, bandwidth) = (&self.loaded.engine, self.bandwidth.bytes_per_second);
         let mut text = format!(
             "read bandwidth {:.2} GB/s on {} threads ({})\n\
-             mode      dtype  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
+             mode      dtype  context  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
             bandwidth * 1e-9,
             engine.n_threads(),
             self.bandwidth.page_kind,
@@ -311,9 +320,10 @@ impl Findings {
             let bytes_per_second = run.decode_speed() * run.weight_bytes_per_token();
             let _ = writeln!(
                 text,
-                "{:<9} {:<6} {:>16.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
+                "{:<9} {:<6} {:>7} {:>17.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
                 run.mode(engine).name(),
                 engine.info().dtypes.join(","),
+                run.context(),
                 run.prefill_speed(),
                 run.decode_speed(),
                 100.0 * run.picked_density(),

@@ -14,17 +14,20 @@ mod flags;
 mod progress;
 #[path = "support/report.rs"]
 mod report;
+#[path = "support/sampling.rs"]
+mod sampling;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use powerinfer::{Engine, GenerateOptions, Generated, Prompt, Sampling, Session};
+use powerinfer::{Engine, Generated, Prompt, Session};
 use serde_json::json;
 
 use flags::CommonFlags;
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
+use sampling::SamplingFlags;
 
 /// Writes text after a prompt.
 #[derive(Debug, Parser)]
@@ -36,33 +39,8 @@ struct Flags {
     /// Token ids to continue, fed as they are
     #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
     prompt_ids: Option<Vec<u32>>,
-    /// Most tokens to write
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    max_tokens: usize,
-    /// Divides the logits; 0 always takes the likeliest token
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    temperature: f32,
-    /// Draw from the K likeliest tokens only
-    #[arg(long, value_name = "K")]
-    top_k: Option<usize>,
-    /// Draw from the fewest tokens that have this probability together
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    top_p: f32,
-    /// Draw from tokens of at least this share of the likeliest one's probability
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    min_p: f32,
-    /// Above 1 makes tokens that occurred lately less likely
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    repeat_penalty: f32,
-    /// The same seed draws the same text
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Text that ends the writing; may be given several times
-    #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    stop: Vec<String>,
-    /// Write on over the model's end tokens
-    #[arg(long)]
-    ignore_eos: bool,
+    #[command(flatten)]
+    sampling: SamplingFlags,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -74,7 +52,7 @@ fn main() -> ExitCode {
 fn generate(flags: Flags) -> Outcome<()> {
     let engine = {
         let _progress = Progress::new("loading", 0);
-        flags.common.builder()?.model(flags.common.model_dir()?).build()?
+        flags.common.builder()?.model(flags.common.model_path()).build()?
     };
     for line in &engine.info().notes {
         note(&format!("note: {line}"));
@@ -82,7 +60,7 @@ fn generate(flags: Flags) -> Outcome<()> {
     let mut session = engine.session()?;
     let generated = if flags.common.json {
         let _progress = Progress::new("writing", 0);
-        session.generate_text(flags.prompt(), &flags.options())?
+        session.generate_text(flags.prompt(), &flags.sampling.options())?
     } else {
         write_as_it_comes(&mut session, &flags)?
     };
@@ -100,25 +78,10 @@ impl Flags {
             None => self.prompt.as_str().into(),
         }
     }
-
-    fn options(&self) -> GenerateOptions {
-        let sampling = Sampling::default()
-            .with_temperature(self.temperature)
-            .with_top_k(self.top_k)
-            .with_top_p(self.top_p)
-            .with_min_p(self.min_p)
-            .with_repetition_penalty(self.repeat_penalty)
-            .with_seed(self.seed);
-        GenerateOptions::default()
-            .with_max_tokens(self.max_tokens)
-            .with_sampling(sampling)
-            .with_stop(&self.stop)
-            .with_ignore_eos(self.ignore_eos)
-    }
 }
 
 fn write_as_it_comes(session: &mut Session, flags: &Flags) -> Outcome<Generated> {
-    let mut stream = session.generate(flags.prompt(), &flags.options())?;
+    let mut stream = session.generate(flags.prompt(), &flags.sampling.options())?;
     if std::io::stderr().is_terminal() && flags.prompt_ids.is_none() {
         report::echo(&flags.prompt);
     }
@@ -152,7 +115,7 @@ fn as_json(engine: &Engine, generated: &Generated, flags: &Flags) -> serde_json:
         "predictor": info.predictor,
         "sparsity": info.sparsity.name(),
         "dtype": info.dtypes.join(","),
-        "seed": flags.seed,
+        "seed": flags.sampling.seed,
     })
 }
 

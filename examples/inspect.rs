@@ -1,8 +1,10 @@
-//! Says what is in a model folder, without loading its weights.
+//! Says what is in a model folder, in a GGUF file or in the index of GPU neurons that PowerInfer
+//! leaves beside one, without loading weights.
 //!
 //! ```sh
 //! cargo run --release --example inspect
 //! cargo run --release --example inspect -- path/to/model --json
+//! cargo run --release --example inspect -- model.gguf
 //! ```
 
 #[path = "support/flags.rs"]
@@ -17,18 +19,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use powerinfer::Tokenizer;
-use powerinfer::core::{FileDtype, ModelConfig, TensorInfo, WeightStore};
-use powerinfer::models::supported_model_types;
+use powerinfer::core::{FileDtype, GgufFile, GpuIndex, ModelConfig, TensorInfo, TensorSource};
+use powerinfer::models::{GgufPredictor, open};
 use serde_json::json;
 
-use flags::{CommonFlags, not_yet, refuse_gguf};
-use report::{Outcome, print, print_json, printable};
+use flags::CommonFlags;
+use report::{Outcome, note, print, print_json, printable};
 
-/// Says what is in a model folder.
+/// Says what is in a model folder, a GGUF file or an index of GPU neurons.
 #[derive(Debug, Parser)]
 #[command(name = "inspect")]
 struct Flags {
-    /// A model folder [default: the demo model in assets/]
+    /// A model folder, a .gguf or a .gpuidx file [default: the demo model in assets/]
     #[arg(value_name = "FILE", conflicts_with = "model")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -40,7 +42,10 @@ struct Flags {
 struct Contents {
     path: PathBuf,
     config: ModelConfig,
+    /// The file's own, under the names that it gives them.
     tensors: Vec<TensorInfo>,
+    /// That of a PowerInfer file.
+    predictor: Option<GgufPredictor>,
     notes: Vec<String>,
 }
 
@@ -52,23 +57,46 @@ fn inspect(flags: Flags) -> Outcome<()> {
     flags.common.refuse_later_flags()?;
     let path = match flags.file {
         Some(path) => path,
-        None => flags.common.model_dir()?,
+        None => flags.common.model_path(),
     };
-    refuse_gguf(&path)?;
-    if path.is_file() {
-        let what = format!("{}: inspecting a single file", path.display());
-        return not_yet(&what, "; give a model folder in Hugging Face layout");
+    if path.extension().is_some_and(|end| end == "gpuidx") {
+        return inspect_gpu_index(&path, flags.common.json);
     }
-    let contents = Contents::read(path)?;
+    let contents = Contents::read(path, &flags.common)?;
     if flags.common.json { print_json(&contents.as_json()) } else { print(&contents.as_text()) }
 }
 
+/// Says how many neurons of each layer PowerInfer's engine put on the GPU.
+fn inspect_gpu_index(path: &Path, as_json: bool) -> Outcome<()> {
+    let index = GpuIndex::open(path)?;
+    let placement = &index.placement;
+    let hot: Vec<usize> =
+        (0..placement.n_layers()).map(|layer| placement.hot(layer).len()).collect();
+    if let Some(warning) = index.warning {
+        note(&format!("warning: {warning}"));
+    }
+    if as_json {
+        return print_json(&json!({
+            "hot_neurons_per_layer": hot,
+            "d_ff": placement.d_ff(),
+            "vram_bytes": index.vram_bytes,
+            "warning": index.warning,
+        }));
+    }
+    let (n, bytes) = (placement.d_ff(), index.vram_bytes);
+    print(&format!("made for {bytes} bytes; of {n} neurons a layer on the GPU: {hot:?}\n"))
+}
+
 impl Contents {
-    fn read(path: PathBuf) -> Outcome<Self> {
-        let config = ModelConfig::from_dir(&path, &supported_model_types())?;
-        let tensors: Vec<_> = WeightStore::open(&path)?.tensors().cloned().collect();
+    fn read(path: PathBuf, common: &CommonFlags) -> Outcome<Self> {
+        let (config, store) = open(&path, &common.load_options())?;
+        let (tensors, predictor): (Vec<_>, _) = if path.is_dir() {
+            (store.tensors().cloned().collect(), None)
+        } else {
+            (GgufFile::open(&path)?.tensors(), GgufPredictor::open(&path)?)
+        };
         let notes = notes(&path, &config, &tensors);
-        Ok(Self { path, config, tensors, notes })
+        Ok(Self { path, config, tensors, predictor, notes })
     }
 
     /// Numbers in all tensors.
@@ -90,8 +118,8 @@ impl Contents {
             "dtypes": self.dtypes(),
             "activation": config.activation.to_string(),
             "sparse": config.activation.is_sparse(),
-            "predictor": null,
-            "threshold": null,
+            "predictor": self.predictor.as_ref().map(|mlp| json!({"kind": "mlp", "ranks": mlp.ranks()})),
+            "threshold": self.predictor.as_ref().map(GgufPredictor::thresholds),
             "n_layers": config.n_layers,
             "d_model": config.d_model,
             "d_ff": config.d_ff,
@@ -128,6 +156,11 @@ impl Contents {
         for (name, value) in lines {
             let _ = writeln!(text, "{name:<13} {value}");
         }
+        if let Some(predictor) = &self.predictor {
+            let (ranks, thresholds) = (predictor.ranks(), predictor.thresholds());
+            let _ =
+                writeln!(text, "{:<13} ranks {ranks:?}, thresholds {thresholds:?}", "predictor");
+        }
         for note in &self.notes {
             let _ = writeln!(text, "note: {note}");
         }
@@ -154,6 +187,9 @@ fn notes(path: &Path, config: &ModelConfig, tensors: &[TensorInfo]) -> Vec<Strin
         notes.push(format!("{} is {}, which weights are not read from", tensor.name, tensor.dtype));
     }
     let tokenizer = path.join("tokenizer.json");
+    if path.is_file() {
+        return notes;
+    }
     if !tokenizer.exists() {
         notes.push("no tokenizer.json: token ids only".to_owned());
     } else if let Err(error) = Tokenizer::from_file(&tokenizer) {

@@ -66,7 +66,7 @@ fn logits(flags: Flags) -> Outcome<()> {
         chunk_sizes(flags.chunks.as_deref(), ids.len())?;
     }
     let _progress = Progress::new("running", 0);
-    let engine = builder.model(flags.common.model_dir()?).build()?;
+    let engine = builder.model(flags.common.model_path()).build()?;
     let ids = match flags.ids {
         Some(ids) => ids,
         None => default_ids(&engine)?,

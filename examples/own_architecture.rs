@@ -184,13 +184,14 @@ fn main() -> ExitCode {
 fn own_architecture(flags: Flags) -> Outcome<()> {
     let common = &flags.common;
     common.refuse_later_flags()?;
-    let dir = common.model_dir()?;
+    let dir = common.model_path();
     let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity());
     let pool = common.pool()?;
-    let model = {
+    let mut model = {
         let _progress = Progress::new("loading", 0);
         pool.install(|| EarlyExit::load(&dir, flags.depth, dtype, sparsity))?
     };
+    model.info.kv.dtype = common.kv_dtype();
     note(&format!("{} layers, {}", model.info.n_layers, model.info.sparsity));
 
     let engine = Engine::builder()

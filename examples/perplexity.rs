@@ -60,7 +60,7 @@ fn perplexity(flags: Flags) -> Outcome<()> {
     let text = corpus::read_text(&path)?;
     let engine = {
         let _progress = Progress::new("loading", 0);
-        builder.model(flags.common.model_dir()?).build()?
+        builder.model(flags.common.model_path()).build()?
     };
     let tokenizer = engine.tokenizer().ok_or(Error::NoTokenizer { what: "--text" })?;
     let end_id = engine.info().eos_token_ids.first().copied();

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use powerinfer::core::ActivationProfile;
-use powerinfer::models::{LoadOptions, calibrate, load};
+use powerinfer::models::{calibrate, load};
 use powerinfer::{Tokenizer, core};
 use serde_json::json;
 
@@ -104,14 +104,17 @@ fn profile(flags: Flags) -> Outcome<()> {
 
 /// Runs the model over the text.
 fn count(flags: &Flags) -> Outcome<ActivationProfile> {
-    let dir = flags.common.model_dir()?;
-    let tokenizer = Tokenizer::from_file(dir.join("tokenizer.json"))?;
+    let dir = flags.common.model_path();
+    let tokenizer = match dir.is_file() {
+        true => Tokenizer::from_gguf(&dir)?,
+        false => Tokenizer::from_file(dir.join("tokenizer.json"))?,
+    };
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let pool = flags.common.pool()?;
     let model = {
         let _progress = Progress::new("loading", 0);
-        let options = LoadOptions::default().with_dtype(flags.common.dtype().weight_format());
+        let options = flags.common.load_options().with_dtype(flags.common.dtype().weight_format());
         pool.install(|| load(&dir, &options))?
     };
     let info = model.info();

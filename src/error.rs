@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::stream::Generated;
+
 /// The result of everything in this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -39,6 +41,60 @@ pub enum Error {
         /// How many there were: `neither` or `both`.
         found: &'static str,
     },
+    /// The model needs more memory than it was allowed; nothing of it has been loaded.
+    #[error(
+        "the model needs {needed_bytes} bytes of memory ({memory}), allowed are {budget_bytes}"
+    )]
+    OverBudget {
+        /// Weights and one session with a full context.
+        needed_bytes: u64,
+        /// What was allowed.
+        budget_bytes: u64,
+        /// What the bytes are for.
+        memory: Box<powerinfer_models::MemoryEstimate>,
+    },
+    /// The model came without a chat template, and none was given.
+    #[error("the model has no chat template; give one, or write the prompt as a text")]
+    NoChatTemplate,
+    /// A chat template is broken, does not end, or refuses the messages.
+    #[error("{origin}: the chat template failed")]
+    ChatTemplate {
+        /// The file, or `chat template` for one that was given as a text.
+        origin: String,
+        /// What is wrong: the line and the cause, or what the template itself says.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A file of settings is not the JSON that it should be.
+    #[error("{path}: broken JSON")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and cause.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A request broke off in the middle. What it had written is here and in the session, which
+    /// goes on from there.
+    #[error("the text broke off after {} tokens", .generated.ids.len())]
+    Interrupted {
+        /// What there was before the error, as far as it had been given out.
+        generated: Box<Generated>,
+        /// Why it broke off.
+        #[source]
+        source: Box<Error>,
+    },
+    /// The thread of a request could not be started.
+    #[error("cannot start a thread for the request")]
+    Thread {
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The thread of a request panicked, in a logits hook or a model of one's own; its session is
+    /// gone.
+    #[error("the thread of the request panicked")]
+    Panicked,
     /// A file could not be read.
     #[error("{path}: cannot be read")]
     Io {
@@ -73,6 +129,16 @@ pub enum Error {
         /// The value that was given.
         found: String,
     },
+}
+
+impl Error {
+    /// Whether this is the answer to a [`CancelToken`](powerinfer_core::CancelToken) that was
+    /// cancelled while a model was loaded. A request that is cancelled is no error: it ends with
+    /// [`FinishReason::Cancelled`](crate::FinishReason::Cancelled).
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Core(powerinfer_core::Error::Cancelled))
+    }
 }
 
 impl From<powerinfer_models::Error> for Error {

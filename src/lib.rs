@@ -125,32 +125,40 @@
 //! # Platforms and limits
 //!
 //! Tested on Linux x86-64, with AVX2 and AVX-512 kernels chosen at run time and portable code
-//! where neither is there. Weights are f32, f16 and bf16 from safetensors, held as they are or as
-//! Q8_0 or Q4_0; no GGUF and no GPU yet. The library prints nothing, reads no environment variable
+//! where neither is there. Weights are f32, f16 and bf16 from safetensors, or those of a GGUF file,
+//! plain or PowerInfer's, held as they are or as Q8_0 or Q4_0; no GPU yet. The library prints nothing, reads no environment variable
 //! and opens no socket. (The tokenizer library panics over some broken files; the panic is caught
 //! and becomes an error, but Rust's panic hook may print it first.)
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod chat;
 mod engine;
 mod error;
 mod options;
+mod piece_stream;
 mod session;
 mod stream;
 mod text;
 
+pub use chat::{ChatMessage, ChatOptions, ChatTemplate};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Error, Result};
-pub use options::{Dtype, GenerateOptions, Prompt};
+pub use options::{ContextPolicy, Dtype, GenerateOptions, Prompt};
+pub use piece_stream::PieceStream;
 pub use session::{Logits, Session};
 pub use stream::{FinishReason, Generated, Piece, TextStream};
-pub use text::Tokenizer;
+pub use text::{Tokenizer, tokenizer_keys};
+
+pub use powerinfer_ops::LowBitFormat;
+pub use powerinfer_ops::attention::KvDtype;
 
 pub use powerinfer_core::{
-    CausalLm, GenerationStats, ModelInfo, PredictionCounts, Sampling, Sparsity, StepStats,
+    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, PredictionCounts, Sampling,
+    Sparsity, StepStats, TokenLogprobs,
 };
-pub use powerinfer_models::{PredictorOptions, PredictorSource};
-pub use powerinfer_ops::LowBitFormat;
+
+pub use powerinfer_models::{MemoryEstimate, PredictorOptions, PredictorSource};
 
 /// The crates below this one, for models and operators of one's own. Their types change faster
 /// than those of this crate.

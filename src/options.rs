@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use powerinfer_core::{Sampling, Sparsity};
+use powerinfer_core::{CancelToken, LogitsHook, Sampling, Sparsity};
 use powerinfer_ops::WeightFormat;
 
 use crate::error::{Error, Result};
@@ -164,6 +164,33 @@ pub struct GenerateOptions {
     /// Run this request in another mode than the model was loaded with, for example dense, to
     /// compare both on one set of weights.
     pub sparsity: Option<Sparsity>,
+    /// Give, with each token, its log-probability and those of so many likeliest tokens; `None`
+    /// gives none.
+    pub logprobs: Option<usize>,
+    /// Changes the logits before a token is chosen from them: a say of one's own in what is written.
+    pub logits_hook: Option<LogitsHook>,
+    /// Stops the request from another thread, before the next layer; the text so far stays. The
+    /// default is one that nobody else has.
+    pub cancel: CancelToken,
+    /// What becomes of a prompt that does not fit the rest of the context.
+    pub context: ContextPolicy,
+}
+
+/// What becomes of a prompt that does not fit the rest of the context.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ContextPolicy {
+    /// It is refused. A text that fills the context ends with
+    /// [`ContextFull`](crate::FinishReason::ContextFull).
+    #[default]
+    Error,
+    /// Tokens after the first `keep_first` are forgotten, the oldest first, until prompt and
+    /// [`max_tokens`](GenerateOptions::max_tokens) fit, or half of the context is free. What stays
+    /// runs anew, as its positions have changed.
+    DropOldest {
+        /// Tokens at the beginning that stay: instructions, or the beginning-of-sequence token.
+        keep_first: usize,
+    },
 }
 
 impl Default for GenerateOptions {
@@ -175,6 +202,10 @@ impl Default for GenerateOptions {
             stop_ids: Vec::new(),
             ignore_eos: false,
             sparsity: None,
+            logprobs: None,
+            logits_hook: None,
+            cancel: CancelToken::default(),
+            context: ContextPolicy::default(),
         }
     }
 }
@@ -222,6 +253,56 @@ impl GenerateOptions {
         self
     }
 
+    /// Sets [`logprobs`](Self::logprobs) to those of the token itself and of `n_top` others.
+    #[must_use]
+    pub fn with_logprobs(mut self, n_top: usize) -> Self {
+        self.logprobs = Some(n_top);
+        self
+    }
+
+    /// Sets [`logits_hook`](Self::logits_hook) to `hook`, which gets the tokens so far and the
+    /// logits that follow them.
+    ///
+    /// # Examples
+    /// A sampler of one's own leaves one token above −∞:
+    /// ```
+    /// use powerinfer::{Engine, GenerateOptions};
+    ///
+    /// let engine = Engine::builder().model("assets/llama-relu-tiny").build()?;
+    /// let options = GenerateOptions::default().with_max_tokens(3).with_logits_hook(|so_far, logits| {
+    ///     let mut by_logit: Vec<usize> = (0..logits.len()).collect();
+    ///     by_logit.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    ///     let mine = by_logit[so_far.len() % 2]; // the best, then the second best, …
+    ///     logits.fill(f32::NEG_INFINITY);
+    ///     logits[mine] = 0.0;
+    /// });
+    /// let text = engine.session()?.generate_text("It was a truth", &options)?.text;
+    /// assert_ne!(text, " to be,");
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_logits_hook(
+        mut self,
+        hook: impl Fn(&[u32], &mut [f32]) + Send + Sync + 'static,
+    ) -> Self {
+        self.logits_hook = Some(LogitsHook::new(hook));
+        self
+    }
+
+    /// Sets [`cancel`](Self::cancel).
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: &CancelToken) -> Self {
+        self.cancel = cancel.clone();
+        self
+    }
+
+    /// Sets [`context`](Self::context).
+    #[must_use]
+    pub fn with_context(mut self, context: ContextPolicy) -> Self {
+        self.context = context;
+        self
+    }
+
     pub(crate) fn validate(&self) -> Result<()> {
         if self.stop.iter().any(String::is_empty) {
             return Err(Error::InvalidOption {
@@ -230,7 +311,7 @@ impl GenerateOptions {
                 found: "an empty string".to_owned(),
             });
         }
-        Ok(())
+        Ok(self.sampling.validate()?)
     }
 }
 

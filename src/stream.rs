@@ -3,10 +3,12 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use powerinfer_core::{FinishReason as TokenFinish, Generation, GenerationStats};
+use powerinfer_core::{
+    Error as CoreError, FinishReason as TokenFinish, Generation, GenerationStats, TokenLogprobs,
+};
 
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::text::{StopStrings, StreamDecoder};
 
 /// Pieces of text that continue a prompt, one for each token.
@@ -15,8 +17,9 @@ use crate::text::{StopStrings, StreamDecoder};
 /// is incomplete. All pieces together are the text that decoding all ids at once gives, up to the
 /// stop string if there was one.
 ///
-/// Dropping the stream cancels the request: nothing runs between two pieces. After an error the
-/// stream has ended; [`text`](Self::text) is what there was before it.
+/// Dropping the stream cancels the request: nothing runs between two pieces. Another thread cancels
+/// it by [`GenerateOptions::cancel`](crate::GenerateOptions::cancel), in the middle of one. After an
+/// error the stream has ended; [`text`](Self::text) is what there was before it.
 #[must_use = "a stream is lazy: nothing runs before the first piece is asked for"]
 pub struct TextStream<'a> {
     engine: &'a Engine,
@@ -25,13 +28,15 @@ pub struct TextStream<'a> {
     decoder: StreamDecoder,
     stops: StopStrings,
     prompt_ids: Vec<u32>,
+    cached_tokens: usize,
     ids: Vec<u32>,
+    logprobs: Vec<TokenLogprobs>,
     text: String,
     finish_reason: Option<FinishReason>,
 }
 
 /// A piece of a stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Piece {
     /// Text that is complete with this piece; may be empty.
@@ -39,6 +44,10 @@ pub struct Piece {
     /// The tokens that were written since the last piece; a piece of text that had been held back
     /// may come without any.
     pub ids: Vec<u32>,
+    /// How likely each of them was, where [`GenerateOptions::logprobs`] asked for it; else empty.
+    ///
+    /// [`GenerateOptions::logprobs`]: crate::GenerateOptions::logprobs
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// Why a text ended.
@@ -53,13 +62,16 @@ pub enum FinishReason {
     MaxTokens,
     /// No further token fits the context.
     ContextFull,
+    /// Somebody cancelled the request. What was written stays in the session; a prompt that had not
+    /// run to its end does not.
+    Cancelled,
     /// The stream gave out an error.
     Failed,
 }
 
 impl FinishReason {
-    /// A name for logs and JSON: `end_token`, `stop_string`, `max_tokens`, `context_full` or
-    /// `failed`.
+    /// A name for logs and JSON: `end_token`, `stop_string`, `max_tokens`, `context_full`,
+    /// `cancelled` or `failed`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -67,6 +79,7 @@ impl FinishReason {
             Self::StopString(_) => "stop_string",
             Self::MaxTokens => "max_tokens",
             Self::ContextFull => "context_full",
+            Self::Cancelled => "cancelled",
             Self::Failed => "failed",
         }
     }
@@ -84,8 +97,13 @@ impl fmt::Display for FinishReason {
 pub struct Generated {
     /// The prompt as the model got it, special tokens included.
     pub prompt_ids: Vec<u32>,
+    /// How many of them did not run, as the session had them already; 0 unless the prompt was a
+    /// [whole context](crate::Session::generate_whole).
+    pub cached_tokens: usize,
     /// The tokens that were written, those of a stop string included, an end token not.
     pub ids: Vec<u32>,
+    /// How likely each of them was, where it was asked for; else empty.
+    pub logprobs: Vec<TokenLogprobs>,
     /// The text that was written.
     pub text: String,
     /// Why it ended.
@@ -94,12 +112,27 @@ pub struct Generated {
     pub stats: GenerationStats,
 }
 
+impl Generated {
+    /// A request that broke off before anything ran.
+    pub(crate) fn failed(prompt_ids: Vec<u32>) -> Self {
+        Self {
+            prompt_ids,
+            cached_tokens: 0,
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            text: String::new(),
+            finish_reason: FinishReason::Failed,
+            stats: GenerationStats::default(),
+        }
+    }
+}
+
 impl<'a> TextStream<'a> {
     pub(crate) fn new(
         engine: &'a Engine,
         generation: Generation<'a>,
         pending: &'a mut Option<u32>,
-        prompt_ids: Vec<u32>,
+        (prompt_ids, cached_tokens): (Vec<u32>, usize),
         stop: Vec<String>,
     ) -> Self {
         Self {
@@ -109,7 +142,9 @@ impl<'a> TextStream<'a> {
             decoder: StreamDecoder::new(),
             stops: StopStrings::new(stop),
             prompt_ids,
+            cached_tokens,
             ids: Vec::new(),
+            logprobs: Vec::new(),
             text: String::new(),
             finish_reason: None,
         }
@@ -119,6 +154,12 @@ impl<'a> TextStream<'a> {
     #[must_use]
     pub fn prompt_ids(&self) -> &[u32] {
         &self.prompt_ids
+    }
+
+    /// How many tokens of the prompt did not run, as the session had them already.
+    #[must_use]
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
     }
 
     /// The tokens written so far.
@@ -151,40 +192,56 @@ impl<'a> TextStream<'a> {
     /// [`FinishReason::Failed`].
     ///
     /// # Errors
-    /// The stream's next error.
+    /// The stream's next error; if something had been written by then,
+    /// [`Error::Interrupted`] with both.
     pub fn finish(mut self) -> Result<Generated> {
-        for piece in self.by_ref() {
-            piece?;
-        }
-        Ok(Generated {
+        let failed = self.by_ref().find_map(Result::err);
+        let generated = Generated {
             finish_reason: self.finish_reason.unwrap_or(FinishReason::Failed),
             stats: self.generation.stats().clone(),
             prompt_ids: self.prompt_ids,
+            cached_tokens: self.cached_tokens,
             ids: self.ids,
+            logprobs: self.logprobs,
             text: self.text,
-        })
+        };
+        match failed {
+            None => Ok(generated),
+            Some(source) if generated.ids.is_empty() => Err(source),
+            Some(source) => {
+                Err(Error::Interrupted { generated: Box::new(generated), source: Box::new(source) })
+            }
+        }
     }
 
     /// One more token: the piece it makes, or `None` at the end of the tokens.
     fn step(&mut self) -> Result<Option<Piece>> {
         let Self { engine, generation, .. } = self;
-        let id = engine.pool().install(|| generation.next()).transpose()?;
-        *self.pending = self.generation.pending();
+        let next = engine.pool().install(|| generation.next());
+        // a prompt that did not run to its end leaves the token before it where it was
+        if self.generation.stats().prefill_tokens > 0 {
+            *self.pending = self.generation.pending();
+        }
+        let (id, mut ended) = match next.transpose() {
+            Err(CoreError::Cancelled) => (None, Some(FinishReason::Cancelled)),
+            next => (next?, self.generation.finish_reason().map(FinishReason::from)),
+        };
+        let mut logprobs = Vec::new();
         let mut text = String::new();
         if let Some(id) = id {
             self.ids.push(id);
+            logprobs.extend(self.generation.logprobs().cloned());
+            self.logprobs.extend_from_slice(&logprobs);
             text = self.completed_by(id)?;
         }
-        if self.finish_reason.is_none()
-            && let Some(reason) = self.generation.finish_reason()
-        {
+        if self.finish_reason.is_none() && ended.is_some() {
             text.push_str(&self.rest()?);
-            self.finish_reason.get_or_insert_with(|| reason.into());
+            self.finish_reason = self.finish_reason.take().or(ended.take());
         }
         self.text.push_str(&text);
         let ids: Vec<u32> = id.into_iter().collect();
         let piece = !(ids.is_empty() && text.is_empty());
-        Ok(piece.then_some(Piece { text, ids }))
+        Ok(piece.then_some(Piece { text, ids, logprobs }))
     }
 
     /// The text that a token completes and that no stop string can claim.

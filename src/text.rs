@@ -1,6 +1,8 @@
 //! Text on one side, token ids on the other: the only module that knows a tokenizer.
 
 mod fence;
+mod gguf;
+mod pipeline;
 mod stop_strings;
 mod stream_decoder;
 
@@ -9,14 +11,20 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use powerinfer_core::{GgufFile, GgufMetadata};
 use tokenizers::{DecoderWrapper, Tokenizer as HfTokenizer};
 
 use crate::error::{Error, Result};
+use gguf::Assembled;
+pub use gguf::tokenizer_keys;
+use pipeline::Pipeline;
 
+pub(crate) use fence::read as read_file;
 pub(crate) use stop_strings::StopStrings;
 pub(crate) use stream_decoder::StreamDecoder;
 
-/// Turns text into token ids and token ids into text, as a Hugging Face `tokenizer.json` says.
+/// Turns text into token ids and token ids into text, as a Hugging Face `tokenizer.json` or the keys
+/// of a GGUF file say.
 ///
 /// Truncation and padding that the file may ask for are switched off: the ids are those of the
 /// whole text and of nothing else.
@@ -32,9 +40,12 @@ pub(crate) use stream_decoder::StreamDecoder;
 /// # Ok::<(), powerinfer::Error>(())
 /// ```
 pub struct Tokenizer {
-    inner: HfTokenizer,
+    inner: Pipeline,
     path: PathBuf,
     byte_level: bool,
+    /// Ids that a file without a post-processor puts around a text.
+    before: Option<u32>,
+    after: Option<u32>,
 }
 
 impl Tokenizer {
@@ -55,8 +66,65 @@ impl Tokenizer {
             inner.with_padding(None);
             Ok(inner)
         })?;
-        let byte_level = inner.get_decoder().is_some_and(is_byte_level);
-        Ok(Self { inner, path: path.to_path_buf(), byte_level })
+        let pipeline = Pipeline::Library(Box::new(inner));
+        Ok(Self::new(path, Assembled { pipeline, before: None, after: None }))
+    }
+
+    /// Reads the tokenizer in the keys of a GGUF file.
+    ///
+    /// # Errors
+    /// [`Error::Core`] if the file is none or names no tokenizer, and as
+    /// [`from_gguf_metadata`](Self::from_gguf_metadata).
+    pub fn from_gguf(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_gguf_metadata(GgufFile::open(path.as_ref())?.metadata())
+    }
+
+    /// [`from_gguf`](Self::from_gguf) for a file that may have no tokenizer.
+    pub(crate) fn in_gguf(path: &Path) -> Result<Option<Self>> {
+        let file = GgufFile::open(path)?;
+        let found = gguf::has_tokenizer(file.metadata())?;
+        found.then(|| Self::from_gguf_metadata(file.metadata())).transpose()
+    }
+
+    /// Puts together the tokenizer that the keys `tokenizer.ggml.…` describe: `gpt2`, byte-level BPE,
+    /// or `llama`, SentencePiece's BPE.
+    ///
+    /// Control tokens and tokens that a user defined are found wherever they are written in a text,
+    /// as with a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Core`] with [`Metadata`](powerinfer_core::Error::Metadata) naming the key: another
+    /// kind, a way to split text that is not known, lists of different lengths, a token that comes
+    /// twice or is absurdly long, a merge of what is no token, an id out of range.
+    /// [`Error::Tokenizer`] if the tokenizer library refuses what passed these checks.
+    ///
+    /// # Examples
+    /// ```
+    /// use powerinfer::Tokenizer;
+    /// use powerinfer::core::{GgufMetadata, GgufValue};
+    ///
+    /// let text = |text: &str| GgufValue::String(text.to_owned());
+    /// let metadata = GgufMetadata::new("m.gguf", [
+    ///     ("tokenizer.ggml.model".to_owned(), text("gpt2")),
+    ///     ("tokenizer.ggml.pre".to_owned(), text("gpt-2")),
+    ///     ("tokenizer.ggml.tokens".to_owned(), GgufValue::strings(["a", "b", "ab"])),
+    ///     ("tokenizer.ggml.merges".to_owned(), GgufValue::strings(["a b"])),
+    /// ]);
+    /// let tokenizer = Tokenizer::from_gguf_metadata(&metadata)?;
+    /// assert_eq!(tokenizer.encode("aab", true)?, [0, 2]);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    pub fn from_gguf_metadata(metadata: &GgufMetadata) -> Result<Self> {
+        let path = metadata.path();
+        let assembled = guarded(path, || Ok(gguf::assemble(metadata)))??;
+        let refused = |source| Error::Tokenizer { path: path.to_path_buf(), source };
+        Ok(Self::new(path, assembled.map_err(refused)?))
+    }
+
+    fn new(path: &Path, assembled: Assembled) -> Self {
+        let Assembled { pipeline: inner, before, after } = assembled;
+        let byte_level = inner.decoder().is_some_and(is_byte_level);
+        Self { inner, path: path.to_path_buf(), byte_level, before, after }
     }
 
     /// The file that this tokenizer was read from.
@@ -68,25 +136,33 @@ impl Tokenizer {
     /// Number of ids, the added tokens included; a model may have more rows than that.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.vocab_size()
     }
 
     /// The id of a token as it is written in the vocabulary, for example `"<s>"`.
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        self.inner.token_id(token)
+    }
+
+    /// A token as it is written in the vocabulary; `None` for an id without one.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.token(id)
     }
 
     /// The ids of `text`.
     ///
-    /// `add_special` lets the file's post-processor put its special tokens around the text, the
+    /// `add_special` puts around the text the special tokens that the file asks for, the
     /// beginning-of-sequence token above all. A special token written out in `text` becomes that
     /// token either way.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the tokenizer refuses the text or panics.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        guarded(&self.path, || Ok(self.inner.encode_fast(text, add_special)?.get_ids().to_vec()))
+        let ids = guarded(&self.path, || self.inner.encode(text, add_special))?;
+        let (before, after) = if add_special { (self.before, self.after) } else { (None, None) };
+        Ok(before.into_iter().chain(ids).chain(after).collect())
     }
 
     /// The text of `ids`: special tokens and ids without a token are left out, bytes that are no
@@ -109,14 +185,12 @@ impl Tokenizer {
     /// The vocabulary's spelling of `id`; `None` for special tokens, which have no text, and for
     /// ids without a token.
     fn text_token(&self, id: u32) -> Option<String> {
-        let token = self.inner.id_to_token(id)?;
-        let special = self.inner.get_added_vocabulary().is_special_token(&token);
-        (!special).then_some(token)
+        self.inner.token(id).filter(|token| !self.inner.is_special(token))
     }
 
     /// One call of the file's own decoder over `ids`.
     fn decode_window(&self, ids: &[u32]) -> Result<String> {
-        guarded(&self.path, || self.inner.decode(ids, true))
+        guarded(&self.path, || self.inner.decode(ids))
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::env::consts::EXE_SUFFIX;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -78,6 +79,32 @@ fn generate_streams_the_text_to_stdout_and_nothing_else() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), " to b\n");
     assert!(String::from_utf8(output.stderr).unwrap().contains("stop_string"));
+}
+
+#[test]
+fn chat_answers_each_line_and_keeps_its_cache() {
+    let mut child = example("chat")
+        .args(["It was a truth", "--system", "Speak.", "--max-tokens", "6", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"And then?\n\nWhere?").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let roles: Vec<&str> =
+        found["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles.join(" "), "system user assistant user assistant user assistant");
+    let turns = found["turns"].as_array().unwrap();
+    let tokens = |turn: usize, field: &str| turns[turn][field].as_u64().unwrap();
+    assert_eq!(tokens(0, "cached_tokens"), 0);
+    assert!(tokens(2, "cached_tokens") >= tokens(1, "prompt_tokens"));
+
+    let plain = run(&["chat", "It was a truth", "--max-tokens", "6"]);
+    let text = String::from_utf8(plain.stdout).unwrap();
+    let alone = json(&["chat", "It was a truth", "--max-tokens", "6"]);
+    assert_eq!(text.trim_end_matches('\n'), alone["turns"][0]["text"]);
 }
 
 #[test]
@@ -201,13 +228,16 @@ fn inspect_counts_what_is_there() {
 #[test]
 fn bench_compares_modes_and_measures_the_machine() {
     let line = "bench --synthetic tiny --density 0.2 --compare dense,exact,predicted:quantized \
-                --repetitions 1 -p 16 -n 4 --context 20 --threads 1";
+                --repetitions 1 -p 16 -n 4 --context 20,5 --threads 1 --kv-dtype f16";
     let found = json(&line.split_whitespace().collect::<Vec<_>>());
     assert_fields(&found, "runs read_bandwidth_bytes_per_second page_kind");
     let runs = found["runs"].as_array().unwrap();
     let modes: Vec<_> = runs.iter().map(|run| &run["mode"]).collect();
-    assert_eq!(modes, ["dense", "exact", "predicted"]);
+    assert_eq!(modes, ["dense", "dense", "exact", "exact", "predicted", "predicted"]);
+    let contexts: Vec<_> = runs.iter().map(|run| &run["context"]).collect();
+    assert_eq!(contexts, [20, 5, 20, 5, 20, 5]);
     for run in runs {
+        assert_eq!(run["kv_dtype"], "f16");
         assert_fields(
             run,
             "mode dtype threads batch prefill_tokens_per_second decode_tokens_per_second \
@@ -249,6 +279,33 @@ fn an_own_architecture_at_full_depth_writes_what_generate_writes() {
 }
 
 #[test]
+fn a_converted_model_writes_what_the_folder_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("demo.gguf");
+    let path = path.to_str().unwrap();
+    let line = ["It was a truth", "--max-tokens", "12"];
+    let folder = json(&[&["generate"][..], &line].concat());
+    for kind in [&[][..], &["--powerinfer"]] {
+        let converted = json(&[&["convert", "--out", path], kind].concat());
+        assert_fields(&converted, "bytes tensors");
+        assert_eq!(converted["bytes"], std::fs::metadata(path).unwrap().len());
+        for holding in ["resident", "mapped"] {
+            let model = ["--model", path, "--holding", holding];
+            let file = json(&[&["generate"][..], &line, &model].concat());
+            assert_eq!((&file["text"], &file["ids"]), (&folder["text"], &folder["ids"]));
+        }
+        let inspected = json(&["inspect", path]);
+        assert_eq!(inspected["tensors"], converted["tensors"]);
+        assert_eq!(
+            (&inspected["architecture"], &inspected["activation"]),
+            (&"llama".into(), &"relu".into())
+        );
+        let own = run(&["convert", "--model", path, "--out", path]);
+        assert_eq!(own.status.code(), Some(1), "the file that is read is not written over");
+    }
+}
+
+#[test]
 fn wrong_usage_is_exit_status_2() {
     for line in [
         "generate --no-such-flag",
@@ -261,6 +318,10 @@ fn wrong_usage_is_exit_status_2() {
         "logits --ids one",
         "logits --ids 1,2 --chunks 1,2",
         "logits --ids 1,2 --chunks 0,2",
+        "convert",
+        "chat --stop",
+        "server --parallel 0",
+        "server --port 70000",
         "bench --density 0.1",
         "bench --synthetic gpt-5",
         "bench --repetitions 0",
@@ -284,7 +345,11 @@ fn failures_are_exit_status_1_and_one_error_line() {
     for (line, named) in [
         (vec!["generate", "--model", dir], "config.json"),
         (vec!["generate", "--model", file], "file"),
-        (vec!["generate", "--model", "m.gguf"], "not supported yet"),
+        (vec!["generate", "--model", "no-such.gguf"], "no-such.gguf"),
+        (vec!["chat", "hi", "--model", micro], "chat template"),
+        (vec!["chat", "hi", "--chat-template", file], file),
+        (vec!["chat", "hi", "--chat-template", "no-such-file"], "no-such-file"),
+        (vec!["server", "--host", "256.0.0.1"], "error"),
         (vec!["generate", "--model", micro], "tokenizer"),
         (vec!["generate", "--prompt-ids", "4096"], "4096"),
         (vec!["generate", "--temperature=-1"], "temperature"),
@@ -298,7 +363,8 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["perplexity", "--text", "no-such-file"], "no-such-file"),
         (vec!["perplexity", "--max-tokens", "10"], "10 tokens"),
         (vec!["perplexity", "--context", "600"], "512"),
-        (vec!["inspect", file], "not supported yet"),
+        (vec!["inspect", file], "begins with GGUF or PWRI"),
+        (vec!["convert", "--out", "no/such/folder/m.gguf"], "m.gguf"),
         (vec!["bench", "--batch", "2"], "--batch 2"),
         (vec!["bench", "-p", "600"], "632"),
         (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
@@ -334,9 +400,18 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn help_is_printed_for_every_example() {
-    for name in
-        ["generate", "logits", "perplexity", "inspect", "bench", "profile", "own_architecture"]
-    {
+    for name in [
+        "generate",
+        "chat",
+        "server",
+        "logits",
+        "perplexity",
+        "inspect",
+        "convert",
+        "bench",
+        "profile",
+        "own_architecture",
+    ] {
         let output = run(&[name, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{name}");
         assert!(String::from_utf8(output.stdout).unwrap().contains("--model"), "{name}");

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use powerinfer::core::{CausalLm, KvCache, KvShape, ModelInfo, Result as CoreResult, Step};
-use powerinfer::{Dtype, Engine, EngineBuilder, Error, FinishReason, GenerateOptions, core};
+use powerinfer::{
+    Dtype, Engine, EngineBuilder, Error, FinishReason, GenerateOptions, KvDtype, core,
+};
 use testing::Fixture;
 
 /// Writes `script`, whatever the prompt: after position p comes `script[p]`, then the end token.
@@ -159,7 +161,7 @@ fn an_error_in_the_middle_comes_once_and_the_session_goes_on() {
     assert_eq!(stream.next().unwrap().unwrap().ids, [5]);
     assert_eq!(stream.next().unwrap().unwrap().ids, [6]);
     let error = stream.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 2 })));
+    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 2, .. })));
     assert!(stream.next().is_none() && stream.next().is_none());
     assert_eq!(stream.ids(), [5, 6]);
     assert_eq!(stream.finish_reason(), Some(&FinishReason::Failed));
@@ -185,6 +187,8 @@ fn settings_that_an_own_model_cannot_follow_are_refused() {
     assert!(matches!(error, Error::InvalidOption { field: "dtype", .. }));
     let both = Engine::builder().causal_lm(Script::new([])).model("assets/llama-relu-tiny");
     assert!(matches!(both.build().unwrap_err(), Error::ModelSource { found: "both" }));
+    let kv = Engine::builder().causal_lm(Script::new([])).kv_dtype(KvDtype::F16).build();
+    assert!(matches!(kv.unwrap_err(), Error::InvalidOption { field: "kv_dtype", .. }));
     let missing = Engine::builder().causal_lm(Script::new([])).tokenizer_file("no/tokenizer.json");
     assert!(matches!(missing.build().unwrap_err(), Error::Io { .. }));
 }
@@ -195,7 +199,7 @@ fn logits_that_are_not_finite_are_an_error_and_change_nothing() {
     let mut session = engine.session().unwrap();
     session.logits(&[1, 2]).unwrap();
     let error = session.logits(&[3, 4]).unwrap_err();
-    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 3 })));
+    assert!(matches!(error, Error::Core(core::Error::NonFiniteLogits { position: 3, .. })));
     assert_eq!(session.ids(), [1, 2]);
     session.logits(&[3]).unwrap();
     assert_eq!(session.ids(), [1, 2, 3]);

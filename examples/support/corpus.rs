@@ -1,17 +1,9 @@
 //! A text file as token ids, the way `perplexity` and its kin read it.
 
-use std::path::{Path, PathBuf};
-
 use powerinfer::Tokenizer;
 
-use super::report::Outcome;
-
-/// Reads a UTF-8 text file.
-pub(crate) fn read_text(path: &Path) -> Outcome<String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Unreadable { path: path.to_path_buf(), source })?;
-    Ok(text)
-}
+#[allow(unused_imports, reason = "the tests of this file read no text")]
+pub(crate) use super::report::read_text;
 
 /// The ids of `text` without special tokens around it. A NUL byte marks the end of a document and
 /// becomes `end_id`, where the model has an end token.
@@ -31,11 +23,4 @@ pub(crate) fn tokenize(
         ids.extend(tokenizer.encode(document, false)?);
     }
     Ok(ids)
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read the text file {}", path.display())]
-struct Unreadable {
-    path: PathBuf,
-    source: std::io::Error,
 }

@@ -2,23 +2,39 @@
 #![allow(dead_code, reason = "each example uses a part")]
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use powerinfer::ops::ThreadPool;
-use powerinfer::{Dtype, Engine, EngineBuilder, PredictorOptions, PredictorSource, Sparsity};
+use powerinfer::core::Holding;
+use powerinfer::models::LoadOptions;
+use powerinfer::ops::{Activation, ThreadPool};
+use powerinfer::{
+    Dtype, Engine, EngineBuilder, KvDtype, PredictorOptions, PredictorSource, Sparsity,
+};
 
 use super::report::Outcome;
 
 /// Which model to run, and how.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CommonFlags {
-    /// A model folder in Hugging Face layout [default: the demo model in assets/]
+    /// A model folder in Hugging Face layout, or a GGUF file [default: the demo model in assets/]
     #[arg(long, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
+    /// Copy weights into memory, or use them where they lie in the file
+    #[arg(long, value_enum, default_value = "resident")]
+    pub(crate) holding: HoldingFlag,
+    /// The activation of the model in a GGUF file that does not name it: relu, silu or gelu
+    #[arg(long, value_name = "NAME")]
+    pub(crate) activation: Option<Activation>,
+    /// Quantise the down projections of a plain GGUF file anew, so that neurons can be skipped
+    #[arg(long)]
+    pub(crate) requantise_down: bool,
     /// What the weights are held as; auto keeps the file's type
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: DtypeFlag,
+    /// What keys and values are cached as
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) kv_dtype: KvDtypeFlag,
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -59,6 +75,22 @@ pub(crate) enum DtypeFlag {
     auto,
 }
 
+/// The values of `--holding`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HoldingFlag {
+    Resident,
+    Mapped,
+}
+
+/// The values of `--kv-dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "verbatim")]
+#[allow(non_camel_case_types, reason = "the names are what is typed")]
+pub(crate) enum KvDtypeFlag {
+    f32,
+    f16,
+}
+
 /// The values of `--sparsity`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SparsityFlag {
@@ -82,27 +114,49 @@ pub(crate) enum DeviceFlag {
 pub(crate) struct NotYet(pub(crate) String, pub(crate) &'static str);
 
 impl CommonFlags {
-    /// The model folder: the one asked for or the demo model.
-    pub(crate) fn model_dir(&self) -> Outcome<PathBuf> {
-        let Some(path) = &self.model else {
+    /// The model: the one asked for or the demo model.
+    pub(crate) fn model_path(&self) -> PathBuf {
+        let demo = || {
             let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-            return Ok(root.join("assets").join("llama-relu-tiny"));
+            root.join("assets").join("llama-relu-tiny")
         };
-        refuse_gguf(path)?;
-        Ok(path.clone())
+        self.model.clone().unwrap_or_else(demo)
     }
 
     /// A builder with threads, dtype and sparsity set and no model yet.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
         self.refuse_later_flags()?;
-        let mut builder = Engine::builder().dtype(self.dtype()).sparsity(self.sparsity());
+        let mut builder = Engine::builder()
+            .dtype(self.dtype())
+            .kv_dtype(self.kv_dtype())
+            .sparsity(self.sparsity())
+            .holding(self.holding())
+            .requantise_down(self.requantise_down);
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads.get());
+        }
+        if let Some(activation) = self.activation {
+            builder = builder.gguf_activation(activation);
+        }
         if let Some(predictor) = self.predictor() {
             builder = builder.predictor(predictor);
         }
-        Ok(match self.threads {
-            Some(threads) => builder.threads(threads.get()),
-            None => builder,
-        })
+        Ok(builder)
+    }
+
+    /// How a model is read that no engine runs.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        let mut options = LoadOptions::default();
+        options.gguf_activation = self.activation;
+        options
+    }
+
+    /// How weights are to be held.
+    pub(crate) fn holding(&self) -> Holding {
+        match self.holding {
+            HoldingFlag::Resident => Holding::Resident,
+            HoldingFlag::Mapped => Holding::Mapped,
+        }
     }
 
     /// A pool with the threads asked for, for work outside of an engine.
@@ -119,6 +173,14 @@ impl CommonFlags {
             DtypeFlag::bf16 => Dtype::Bf16,
             DtypeFlag::q8_0 => Dtype::Q8_0,
             DtypeFlag::q4_0 => Dtype::Q4_0,
+        }
+    }
+
+    /// The type of the key-value cache asked for.
+    pub(crate) fn kv_dtype(&self) -> KvDtype {
+        match self.kv_dtype {
+            KvDtypeFlag::f32 => KvDtype::F32,
+            KvDtypeFlag::f16 => KvDtype::F16,
         }
     }
 
@@ -154,18 +216,6 @@ impl CommonFlags {
         }
         Ok(())
     }
-}
-
-/// Refuses files that are known by name to be GGUF.
-pub(crate) fn refuse_gguf(path: &Path) -> Outcome<()> {
-    let gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-    if gguf {
-        return not_yet(
-            &format!("{}: a GGUF file", path.display()),
-            "; use a model folder in Hugging Face layout",
-        );
-    }
-    Ok(())
 }
 
 /// The answer to flags of later versions.

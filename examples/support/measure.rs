@@ -14,8 +14,8 @@ pub(crate) struct Plan {
     pub(crate) prompt: usize,
     /// Tokens that are decoded, one by one.
     pub(crate) decode: usize,
-    /// Tokens in the context before the first of them.
-    pub(crate) context: usize,
+    /// Tokens in the context before the first of them, each to be measured on its own.
+    pub(crate) contexts: Vec<usize>,
     pub(crate) repetitions: usize,
 }
 
@@ -30,7 +30,8 @@ pub(crate) struct DoesNotFit {
 impl Plan {
     /// The plan, if it fits the model.
     pub(crate) fn check(self, info: &ModelInfo) -> Result<Self, DoesNotFit> {
-        let needed = self.context.saturating_add(self.decode).max(self.prompt);
+        let longest = self.contexts.iter().max().copied().unwrap_or(0);
+        let needed = longest.saturating_add(self.decode).max(self.prompt);
         let max = info.max_context;
         if needed <= max { Ok(self) } else { Err(DoesNotFit { max, needed }) }
     }
@@ -41,6 +42,10 @@ impl Plan {
 pub(crate) struct Run {
     /// `None`: as the model was loaded.
     mode: Option<Sparsity>,
+    /// Tokens in the context when decoding begins.
+    context: usize,
+    /// A session that holds them, and what earlier repetitions wrote.
+    filled: Option<Session>,
     prefill_speeds: Vec<f64>,
     decode_speeds: Vec<f64>,
     decode_seconds: f64,
@@ -48,10 +53,17 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(mode: Option<Sparsity>) -> Self {
+    pub(crate) fn new(mode: Option<Sparsity>, context: usize) -> Self {
         let (prefill_speeds, decode_speeds) = (Vec::new(), Vec::new());
-        let decode = StepStats::default();
-        Self { mode, prefill_speeds, decode_speeds, decode_seconds: 0.0, decode }
+        Self {
+            mode,
+            context,
+            filled: None,
+            prefill_speeds,
+            decode_speeds,
+            decode_seconds: 0.0,
+            decode: StepStats::default(),
+        }
     }
 
     /// Runs two tokens untimed, so that no repetition pays for first touches.
@@ -65,9 +77,15 @@ impl Run {
         let mut session = engine.session()?;
         let mut stats = self.generate(&mut session, plan.prompt, plan.decode)?;
         self.prefill_speeds.push(stats.prefill_tokens_per_second());
-        if plan.context != plan.prompt {
-            session.reset();
-            stats = self.generate(&mut session, plan.context, plan.decode)?;
+        if self.context != plan.prompt {
+            let goes_on =
+                |session: &Session| session.len() + 1 + plan.decode <= engine.info().max_context;
+            let (mut session, n_more) = match self.filled.take().filter(goes_on) {
+                Some(session) => (session, 1),
+                None => (engine.session()?, self.context),
+            };
+            stats = self.generate(&mut session, n_more, plan.decode)?;
+            self.filled = Some(session);
         }
         self.decode_speeds.push(stats.decode_tokens_per_second());
         self.decode_seconds += stats.decode_time.as_secs_f64();
@@ -93,6 +111,10 @@ impl Run {
 
     pub(crate) fn mode(&self, engine: &Engine) -> Sparsity {
         self.mode.unwrap_or(engine.info().sparsity)
+    }
+
+    pub(crate) fn context(&self) -> usize {
+        self.context
     }
 
     pub(crate) fn prefill_speed(&self) -> f64 {
@@ -131,6 +153,8 @@ impl Run {
             "dtype": engine.info().dtypes.join(","),
             "threads": engine.n_threads(),
             "batch": 1,
+            "kv_dtype": engine.info().kv.dtype.name(),
+            "context": self.context,
             "prefill_tokens_per_second": self.prefill_speed(),
             "decode_tokens_per_second": self.decode_speed(),
             "weight_bytes_per_token": self.weight_bytes_per_token(),

@@ -49,6 +49,12 @@ impl Progress {
     pub(crate) fn advance(&self, n: u64) {
         self.bar.inc(n);
     }
+
+    /// Has done so many of so many steps.
+    pub(crate) fn reach(&self, done: u64, of: u64) {
+        self.bar.set_length(of);
+        self.bar.set_position(done);
+    }
 }
 
 impl Drop for Progress {

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -31,6 +32,13 @@ pub(crate) fn run<Flags: Parser>(body: impl FnOnce(Flags) -> Outcome<()>) -> Exi
     }
 }
 
+/// Reads a UTF-8 text file.
+pub(crate) fn read_text(path: &Path) -> Outcome<String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Unreadable { path: path.to_path_buf(), source })?;
+    Ok(text)
+}
+
 /// Writes one JSON object and a line end to stdout.
 pub(crate) fn print_json(object: &serde_json::Value) -> Outcome<()> {
     writeln!(io::stdout(), "{object}").map_err(Stdout)?;
@@ -53,6 +61,13 @@ pub(crate) fn note(text: &str) {
 /// Writes text to stderr without a line end, for a reader at a terminal.
 pub(crate) fn echo(text: &str) {
     let _ = write!(io::stderr(), "{text}");
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the text file {}", path.display())]
+struct Unreadable {
+    path: PathBuf,
+    source: std::io::Error,
 }
 
 /// Writing to stdout failed. Whoever closes the pipe early has read enough: no failure of ours.

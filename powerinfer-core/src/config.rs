@@ -2,6 +2,7 @@
 
 mod falcon;
 mod field;
+mod gguf;
 mod llama;
 mod opt;
 mod predictor;
@@ -10,6 +11,7 @@ mod rotary;
 use std::io;
 use std::path::Path;
 
+use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, OpError};
 
 use crate::error::{Error, Result};
@@ -17,6 +19,7 @@ use crate::json;
 use crate::kv_cache::KvShape;
 use crate::regular_file::RegularFile;
 use field::Fields;
+pub use gguf::GgufContext;
 pub use predictor::read_predictor_threshold;
 pub use rotary::{RopeScaling, RotaryConfig};
 
@@ -193,7 +196,7 @@ impl ModelConfig {
         Self::parse(path_for_errors, text.as_bytes(), supported_model_types)
     }
 
-    /// The shape of the cache that this model writes its keys and values to.
+    /// The shape of the cache that this model writes its keys and values to, in f32.
     #[must_use]
     pub fn kv_shape(&self) -> KvShape {
         KvShape {
@@ -201,6 +204,7 @@ impl ModelConfig {
             n_kv_heads: self.n_kv_heads,
             d_head: self.d_head,
             max_context: self.max_context,
+            dtype: KvDtype::F32,
         }
     }
 
@@ -268,5 +272,7 @@ fn activation_named(fields: &Fields<'_>, field: &'static str, name: &str) -> Res
 
 #[cfg(test)]
 mod family_tests;
+#[cfg(test)]
+mod gguf_tests;
 #[cfg(test)]
 mod tests;

@@ -165,6 +165,59 @@ pub enum Error {
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
 
+    /// A file that should be GGUF begins with other bytes.
+    #[error("{path}: expected a file that begins with GGUF or PWRI, found {:?}", .found.escape_ascii().to_string())]
+    NotGguf {
+        /// The file.
+        path: PathBuf,
+        /// What it begins with.
+        found: [u8; 4],
+    },
+    /// A GGUF file of a version that is not read. Version 3 with its bytes in big-endian order shows
+    /// as 50331648.
+    #[error("{path}: expected GGUF version 2 or 3 in little-endian order, found {found}")]
+    GgufVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version that it states.
+        found: u32,
+    },
+    /// The header of a GGUF file contradicts itself, the file or the format.
+    #[error("{path}: {field}: expected {expected}, found {found}")]
+    GgufHeader {
+        /// The file.
+        path: PathBuf,
+        /// What the number belongs to: a count, a key, a tensor.
+        field: String,
+        /// What would have been right.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// Two tensors share bytes.
+    #[error("{path}: tensor `{second}` overlaps tensor `{first}`")]
+    TensorOverlap {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that begins first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A key of a GGUF file is missing, has the wrong type, lies outside its range, contradicts
+    /// another or asks for something that is not supported.
+    #[error("{path}: key `{key}`: expected {expected}, found {found}")]
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What would have been right.
+        expected: String,
+        /// What is there, or `nothing`.
+        found: String,
+    },
+
     /// A field of a configuration is missing, has the wrong type, lies outside its range,
     /// contradicts another or asks for something that is not supported.
     #[error("{path}: field `{field}`: expected {expected}, found {found}")]
@@ -224,10 +277,10 @@ pub enum Error {
         /// Whether PyTorch files are there.
         pytorch: bool,
     },
-    /// The shard index names a file that is not there.
+    /// The shard index, or the count of a split GGUF file, names a file that is not there.
     #[error("{path}: shard {shard:?} is not there")]
     MissingShard {
-        /// The index.
+        /// The index, or the shard that was opened.
         path: PathBuf,
         /// The name in the index.
         shard: String,
@@ -290,6 +343,18 @@ pub enum Error {
         /// The type in the file.
         found: String,
     },
+    /// A number in a tensor cannot be computed with.
+    #[error("{path}: tensor `{name}`: expected {expected}, found {found}")]
+    TensorValue {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What would have been right.
+        expected: &'static str,
+        /// A number that is there.
+        found: f32,
+    },
     /// A tensor cannot be held in the format that was asked for.
     #[error("{path}: tensor `{name}`: {source}")]
     TensorFormat {
@@ -299,6 +364,20 @@ pub enum Error {
         name: String,
         /// What the format asks for.
         source: Box<OpError>,
+    },
+    /// The blocks of a quantised tensor run across neurons, so that no neuron's part of it can be
+    /// taken alone.
+    #[error(
+        "{path}: tensor `{name}`: blocks of {format} run across neurons, so they cannot be split \
+         into shards; ask for it to be quantised anew by neuron"
+    )]
+    AcrossNeurons {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        format: &'static str,
     },
     /// A read would leave the bytes of its tensor.
     #[error("{path}: tensor `{name}` has {size} bytes, cannot read {len} at {offset}")]
@@ -382,12 +461,22 @@ pub enum Error {
         /// Ids below this exist.
         vocab_size: usize,
     },
-    /// Logits that no token can be chosen from: NaN or +∞ among them, or none above −∞.
-    #[error("the logits after position {position} are not finite")]
+    /// Logits that no token can be chosen from: NaN or +∞ among them, or none above −∞. A layer
+    /// that gives a NaN or an infinity ends the pass at once, as no logits could come of it.
+    #[error(
+        "the logits after position {position} are not finite{}",
+        .layer.map_or(String::new(), |layer| format!(", from layer {layer} on"))
+    )]
     NonFiniteLogits {
         /// Position in the context of the token that the logits follow.
         position: usize,
+        /// The first layer whose output is not finite; `None` if all layers' were, or if the model
+        /// does not say.
+        layer: Option<usize>,
     },
+    /// Somebody cancelled the [`CancelToken`](crate::CancelToken) of this work.
+    #[error("cancelled")]
+    Cancelled,
     /// A sampling setting outside its range.
     #[error("sampling: {field}: expected {expected}, found {found}")]
     InvalidSampling {

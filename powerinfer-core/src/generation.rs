@@ -1,5 +1,7 @@
 //! Prefill, then decode: an iterator of tokens over any model.
 
+mod hook;
+mod logprobs;
 mod options;
 
 use std::iter::FusedIterator;
@@ -9,6 +11,8 @@ use crate::error::{Error, Result};
 use crate::kv_cache::KvCache;
 use crate::model::{CausalLm, Step, WantedLogits};
 use crate::sampler::Sampler;
+pub use hook::LogitsHook;
+pub use logprobs::TokenLogprobs;
 pub use options::{FinishReason, GenerationOptions, GenerationStats};
 
 /// Tokens that continue a prompt, one at each [`next`](Iterator::next).
@@ -38,6 +42,11 @@ pub struct Generation<'a> {
     stop_ids: Vec<u32>,
     max_tokens: usize,
     prefill_chunk: usize,
+    hook: Option<LogitsHook>,
+    n_logprobs: Option<usize>,
+    /// The logits as the model gave them, where log-probabilities are wanted.
+    own_logits: Vec<f32>,
+    logprobs: Option<TokenLogprobs>,
     state: State,
     stats: GenerationStats,
 }
@@ -73,8 +82,8 @@ impl<'a> Generation<'a> {
         prompt: &[u32],
         options: GenerationOptions,
     ) -> Result<Self> {
-        let GenerationOptions { max_tokens, sampling, mut stop_ids, ignore_eos, prefill_chunk } =
-            options;
+        let GenerationOptions { max_tokens, sampling, mut stop_ids, .. } = options;
+        let GenerationOptions { ignore_eos, prefill_chunk, .. } = options;
         let vocab_size = model.info().vocab_size;
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -94,15 +103,21 @@ impl<'a> Generation<'a> {
             stop_ids.extend_from_slice(&model.info().eos_token_ids);
         }
         stop_ids.sort_unstable();
+        let sampler = Sampler::new(sampling)?;
+        step.cancel = options.cancel;
         Ok(Self {
             model,
             cache,
             step,
             history,
-            sampler: Sampler::new(sampling)?,
+            sampler,
             stop_ids,
             max_tokens,
             prefill_chunk: if prefill_chunk == 0 { prompt.len() } else { prefill_chunk },
+            hook: options.logits_hook,
+            n_logprobs: options.logprobs,
+            own_logits: Vec::new(),
+            logprobs: None,
             state: State::Prefill(prompt.to_vec()),
             stats: GenerationStats::default(),
         })
@@ -128,6 +143,13 @@ impl<'a> Generation<'a> {
             State::Finished(_, token) | State::Failed(token) => token,
             State::Prefill(_) => None,
         }
+    }
+
+    /// How likely the token was that was given out last, where
+    /// [`GenerationOptions::logprobs`] asked for it.
+    #[must_use]
+    pub fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.logprobs.as_ref()
     }
 
     /// What has run so far.
@@ -164,6 +186,7 @@ impl<'a> Generation<'a> {
 
     /// Runs `tokens` and holds the model to its contract.
     fn forward(&mut self, tokens: &[u32], wanted: WantedLogits) -> Result<()> {
+        self.step.cancel.check()?;
         self.step.wanted = wanted;
         self.step.stats.clear();
         self.model.forward(tokens, self.cache, self.step)?;
@@ -181,7 +204,16 @@ impl<'a> Generation<'a> {
     }
 
     fn sample(&mut self) -> Result<u32> {
-        self.sampler.sample(&mut self.step.logits, self.history)
+        let logits = &mut self.step.logits;
+        if self.n_logprobs.is_some() {
+            self.own_logits.clone_from(logits);
+        }
+        if let Some(hook) = &self.hook {
+            hook.apply(self.history, logits);
+        }
+        let id = self.sampler.sample(logits, self.history)?;
+        self.logprobs = self.n_logprobs.map(|n| TokenLogprobs::of(&self.own_logits, id, n));
+        Ok(id)
     }
 
     /// The token to give out, and with it the state after it.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use powerinfer_ops::attention::{KvPages, PAGE_LEN};
+use powerinfer_ops::OpError;
+use powerinfer_ops::attention::{KvDtype, KvLayout, KvPage, KvPages, PAGE_LEN};
 
-use crate::allocation::try_zeroed;
 use crate::error::{Error, Result};
 
 /// What a cache holds for each token.
@@ -18,12 +18,36 @@ pub struct KvShape {
     pub d_head: usize,
     /// Tokens that the context holds. Nothing is reserved for them.
     pub max_context: usize,
+    /// What keys and values are held as.
+    pub dtype: KvDtype,
 }
 
-/// Keys and values of one sequence of tokens, f32.
+impl KvShape {
+    fn layout(&self) -> KvLayout {
+        let Self { n_kv_heads, d_head, dtype, .. } = *self;
+        KvLayout { n_kv_heads, d_head, dtype }
+    }
+
+    /// Memory of a cache of `n_tokens`, in bytes; saturated.
+    ///
+    /// # Examples
+    /// ```
+    /// use powerinfer_core::KvShape;
+    /// let shape = KvShape { n_layers: 22, n_kv_heads: 4, d_head: 64, ..KvShape::default() };
+    /// assert_eq!(shape.size_bytes(0), 0);
+    /// assert_eq!(shape.size_bytes(2048), 2048 * 22 * 2 * 4 * 64 * 4);
+    /// ```
+    #[must_use]
+    pub fn size_bytes(&self, n_tokens: usize) -> usize {
+        let n_pages = n_tokens.div_ceil(PAGE_LEN).saturating_mul(self.n_layers);
+        n_pages.saturating_mul(self.layout().page_bytes())
+    }
+}
+
+/// Keys and values of one sequence of tokens, in f32 or f16.
 ///
 /// Memory comes in pages of 64 positions as the sequence grows and goes when it is cut, so a
-/// large `max_context` costs nothing until it is used.
+/// large `max_context` costs nothing until it is used, and what is there never moves.
 ///
 /// A forward pass over n tokens calls [`reserve`](Self::reserve) for n, then in each layer
 /// [`write`](Self::write) and reads [`layer`](Self::layer), and at the end
@@ -33,7 +57,8 @@ pub struct KvShape {
 /// ```
 /// use powerinfer_core::{Error, KvCache, KvShape};
 ///
-/// let shape = KvShape { n_layers: 1, n_kv_heads: 2, d_head: 4, max_context: 3 };
+/// let mut shape = KvShape { n_layers: 1, n_kv_heads: 2, d_head: 4, ..KvShape::default() };
+/// shape.max_context = 3;
 /// let mut cache = KvCache::new(shape);
 /// cache.reserve(2)?;
 /// cache.write(0, &[1.0; 2 * 8], &[2.0; 2 * 8])?;
@@ -47,16 +72,9 @@ pub struct KvShape {
 pub struct KvCache {
     shape: KvShape,
     /// Page p of layer l is at `p * n_layers + l`.
-    pages: Vec<Page>,
+    pages: Vec<KvPage>,
     len: usize,
     reserved: usize,
-}
-
-/// Keys and values of 64 positions in one layer, each `[n_kv_heads, 64, d_head]`.
-#[derive(Clone)]
-struct Page {
-    keys: Vec<f32>,
-    values: Vec<f32>,
 }
 
 impl KvCache {
@@ -84,6 +102,11 @@ impl KvCache {
         self.shape.max_context
     }
 
+    /// Makes fewer tokens fit; never more than the model allows.
+    pub fn limit_context(&mut self, max_context: usize) {
+        self.shape.max_context = self.shape.max_context.min(max_context);
+    }
+
     /// Tokens of the forward pass that is under way: reserved and not yet committed.
     #[must_use]
     pub fn reserved(&self) -> usize {
@@ -93,8 +116,13 @@ impl KvCache {
     /// Memory that keys and values take now, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        let values: usize = self.pages.iter().map(|page| page.keys.len() + page.values.len()).sum();
-        values * size_of::<f32>()
+        self.pages.len() * self.shape.layout().page_bytes()
+    }
+
+    /// What keys and values are held as.
+    #[must_use]
+    pub fn dtype(&self) -> KvDtype {
+        self.shape.dtype
     }
 
     /// Forgets all tokens from position `len` on, and a reservation; frees pages that hold
@@ -103,14 +131,6 @@ impl KvCache {
         self.len = self.len.min(len);
         self.reserved = 0;
         self.pages.truncate(self.len.div_ceil(PAGE_LEN).saturating_mul(self.shape.n_layers));
-        // what was there may be NaN, and pages promise finite values
-        let first = self.len % PAGE_LEN;
-        if first > 0 {
-            let last_page = self.pages.len() - self.shape.n_layers;
-            for page in &mut self.pages[last_page..] {
-                page.zero_from(first, self.shape.d_head);
-            }
-        }
     }
 
     /// Forgets all tokens and frees their memory.
@@ -133,7 +153,7 @@ impl KvCache {
         let end = end.ok_or(Error::ContextExceeded { have, requested: n_tokens, max })?;
         let n_pages = end.div_ceil(PAGE_LEN).saturating_mul(self.shape.n_layers);
         while self.pages.len() < n_pages {
-            self.pages.push(Page::new(&self.shape)?);
+            self.pages.push(KvPage::zeroed(self.shape.layout()).map_err(allocation)?);
         }
         self.reserved = n_tokens;
         Ok(())
@@ -159,15 +179,14 @@ impl KvCache {
                 return Err(Error::CacheShape { what, expected, found });
             }
         }
-        for token in 0..self.reserved {
-            let position = self.len + token;
+        let mut done = 0;
+        while done < self.reserved {
+            let position = self.len + done;
+            let n = (PAGE_LEN - position % PAGE_LEN).min(self.reserved - done);
+            let part = done * width..(done + n) * width;
             let page = &mut self.pages[position / PAGE_LEN * n_layers + layer];
-            for head in 0..n_kv_heads {
-                let source = token * width + head * d_head..token * width + (head + 1) * d_head;
-                let target = (head * PAGE_LEN + position % PAGE_LEN) * d_head;
-                page.keys[target..target + d_head].copy_from_slice(&keys[source.clone()]);
-                page.values[target..target + d_head].copy_from_slice(&values[source]);
-            }
+            page.write(position % PAGE_LEN, &keys[part.clone()], &values[part])?;
+            done += n;
         }
         Ok(())
     }
@@ -200,20 +219,12 @@ impl fmt::Debug for KvCache {
     }
 }
 
-impl Page {
-    fn new(shape: &KvShape) -> Result<Self> {
-        let len = PAGE_LEN.saturating_mul(shape.n_kv_heads).saturating_mul(shape.d_head);
-        let what = "a page of the kv cache";
-        Ok(Self { keys: try_zeroed(what, len)?, values: try_zeroed(what, len)? })
-    }
-
-    /// Zeroes positions from `first` on.
-    fn zero_from(&mut self, first: usize, d_head: usize) {
-        for values in [&mut self.keys, &mut self.values] {
-            for head in values.chunks_exact_mut(PAGE_LEN.saturating_mul(d_head).max(1)) {
-                head[first * d_head..].fill(0.0);
-            }
+fn allocation(error: OpError) -> Error {
+    match error {
+        OpError::Allocation { bytes, .. } => {
+            Error::Allocation { what: "a page of the kv cache", bytes }
         }
+        other => other.into(),
     }
 }
 
@@ -227,9 +238,8 @@ pub struct LayerPages<'a> {
 impl KvPages for LayerPages<'_> {
     /// # Panics
     /// If no position of that page was ever reserved.
-    fn page(&self, index: usize) -> (&[f32], &[f32]) {
-        let page = &self.cache.pages[index * self.cache.shape.n_layers + self.layer];
-        (&page.keys, &page.values)
+    fn page(&self, index: usize) -> &KvPage {
+        &self.cache.pages[index * self.cache.shape.n_layers + self.layer]
     }
 }
 
@@ -238,7 +248,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SHAPE: KvShape = KvShape { n_layers: 2, n_kv_heads: 3, d_head: 2, max_context: 300 };
+    const SHAPE: KvShape =
+        KvShape { n_layers: 2, n_kv_heads: 3, d_head: 2, max_context: 300, dtype: KvDtype::F32 };
     const WIDTH: usize = 6;
 
     /// A value that says where it belongs.
@@ -261,14 +272,14 @@ mod tests {
     fn assert_holds_its_tokens(cache: &KvCache) {
         for layer in 0..SHAPE.n_layers {
             let pages = cache.layer(layer);
-            for position in 0..cache.len().next_multiple_of(PAGE_LEN) {
-                let (keys, values) = pages.page(position / PAGE_LEN);
-                for at in 0..WIDTH {
-                    let (head, d) = (at / SHAPE.d_head, at % SHAPE.d_head);
-                    let index = (head * PAGE_LEN + position % PAGE_LEN) * SHAPE.d_head + d;
-                    let stored = position < cache.len();
-                    let expected = if stored { value(layer, position, at) } else { 0.0 };
-                    assert_eq!((keys[index], values[index]), (expected, -expected));
+            for position in 0..cache.len() {
+                let page = pages.page(position / PAGE_LEN);
+                for head in 0..SHAPE.n_kv_heads {
+                    let expected: Vec<f32> =
+                        (0..2).map(|d| value(layer, position, head * 2 + d)).collect();
+                    let negated: Vec<f32> = expected.iter().map(|key| -key).collect();
+                    assert_eq!(page.key(head, position % PAGE_LEN), expected);
+                    assert_eq!(page.value(head, position % PAGE_LEN), negated);
                 }
             }
         }
@@ -294,8 +305,7 @@ mod tests {
                     _ => {}
                 }
                 assert_holds_its_tokens(&cache);
-                let pages = cache.len().div_ceil(PAGE_LEN);
-                prop_assert_eq!(cache.size_bytes(), pages * 2 * 2 * WIDTH * PAGE_LEN * 4);
+                prop_assert_eq!(cache.size_bytes(), SHAPE.size_bytes(cache.len()));
             }
         }
     }
@@ -317,14 +327,21 @@ mod tests {
         cache.reserve(65).unwrap();
         cache.write(0, &[1.0; 65 * WIDTH], &[2.0; 65 * WIDTH]).unwrap();
         let pages = cache.layer(0);
-        let (keys, values) = pages.page(1);
-        assert_eq!((keys[0], values[1], keys[2]), (1.0, 2.0, 0.0));
+        assert_eq!(
+            (pages.page(1).key(2, 0), pages.page(1).value(2, 0)),
+            (vec![1.0; 2], vec![2.0; 2])
+        );
     }
 
     #[test]
     fn a_huge_context_reserves_nothing() {
-        let shape =
-            KvShape { n_layers: 4096, n_kv_heads: 64, d_head: 256, max_context: usize::MAX };
+        let shape = KvShape {
+            n_layers: 4096,
+            n_kv_heads: 64,
+            d_head: 256,
+            max_context: usize::MAX,
+            dtype: KvDtype::F16,
+        };
         let mut cache = KvCache::new(shape);
         assert_eq!(cache.size_bytes(), 0);
         assert!(matches!(

@@ -15,7 +15,7 @@
 //! | keys and values of the tokens so far | [`KvCache`] |
 //! | tokens and cache → logits | [`CausalLm`], [`Step`] |
 //! | logits → token | [`Sampler`], [`Sampling`] |
-//! | prompt → tokens, one by one | [`Generation`], [`GenerationOptions`] |
+//! | prompt → tokens, one by one | [`Generation`], [`GenerationOptions`], [`LogitsHook`], [`CancelToken`] |
 //! | what ran, what it cost | [`StepStats`], [`GenerationStats`] |
 //!
 //! Everything that fails, fails with an [`Error`] that says where, what was expected and what was
@@ -43,7 +43,8 @@
 //!         let mut info = ModelInfo::default();
 //!         info.architecture = "sum".to_owned();
 //!         info.vocab_size = 50;
-//!         info.kv = KvShape { n_layers: 1, n_kv_heads: 1, d_head: 1, max_context: 100 };
+//!         let (n_layers, n_kv_heads, d_head, max_context) = (1, 1, 1, 100);
+//!         info.kv = KvShape { n_layers, n_kv_heads, d_head, max_context, ..KvShape::default() };
 //!         Self(info)
 //!     }
 //! }
@@ -58,7 +59,7 @@
 //!         let have = cache.len();
 //!         cache.reserve(tokens.len())?;
 //!         let before = match have.checked_sub(1) {
-//!             Some(last) => cache.layer(0).page(last / PAGE_LEN).0[last % PAGE_LEN],
+//!             Some(last) => cache.layer(0).page(last / PAGE_LEN).key(0, last % PAGE_LEN)[0],
 //!             None => 0.0,
 //!         };
 //!         let sums: Vec<f32> = tokens
@@ -100,13 +101,15 @@
 //!
 //! # Limits
 //!
-//! - Weights: safetensors, one file or shards with an index, of f32, f16 and bf16.
+//! - Weights: safetensors, one file or shards with an index, of f32, f16 and bf16; GGUF, plain and
+//!   PowerInfer's, of these and of the quantised types that [`powerinfer_ops`] computes.
 //! - Configurations: those of Hugging Face for models with rotary embedding (unscaled, linear,
 //!   llama3) and a ReLU or SiLU feed-forward network.
 //! - One sequence a cache; its context is full when it is full, nothing is shifted out.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod allocation;
+mod cancel;
 mod config;
 mod error;
 mod generation;
@@ -120,15 +123,23 @@ mod sampler;
 mod stats;
 mod weights;
 
+pub use cancel::CancelToken;
 pub use config::{
-    BlockOrder, ModelConfig, PositionConfig, RopeScaling, RotaryConfig, read_predictor_threshold,
+    BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig,
+    read_predictor_threshold,
 };
 pub use error::{Error, Result};
-pub use generation::{FinishReason, Generation, GenerationOptions, GenerationStats};
+pub use generation::{
+    FinishReason, Generation, GenerationOptions, GenerationStats, LogitsHook, TokenLogprobs,
+};
 pub use kv_cache::{KvCache, KvShape, LayerPages};
 pub use model::{CausalLm, FfnObserver, FfnSeen, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
 pub use profile::{ActivationProfile, ProfiledModel};
 pub use sampler::{Sampler, Sampling};
 pub use stats::{PredictionCounts, StepStats};
-pub use weights::{FileDtype, Layout, TensorInfo, TensorSource, WeightStore, write_safetensors};
+pub use weights::{
+    FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
+    Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,
+    write_safetensors,
+};

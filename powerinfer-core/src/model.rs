@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::Tensor;
 use powerinfer_ops::{NeuronIds, Workspace};
 
+use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::kv_cache::{KvCache, KvShape};
 use crate::stats::StepStats;
@@ -109,7 +110,7 @@ pub trait CausalLm: fmt::Debug + Send + Sync {
     /// What the model is.
     fn info(&self) -> &ModelInfo;
 
-    /// An empty cache of the right shape.
+    /// An empty cache of the shape and type of [`ModelInfo::kv`].
     fn new_cache(&self) -> KvCache {
         KvCache::new(self.info().kv.clone())
     }
@@ -129,7 +130,8 @@ pub trait CausalLm: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TokenOutOfRange`] and [`Error::ContextExceeded`] before
-    /// any work, then whatever the layers fail with.
+    /// any work, [`Error::Cancelled`] before the next layer once [`Step::cancel`] is cancelled, then
+    /// whatever the layers fail with.
     fn forward(&self, tokens: &[u32], cache: &mut KvCache, step: &mut Step) -> Result<()>;
 }
 
@@ -226,6 +228,9 @@ pub struct Step {
     /// Who is shown what every feed-forward network saw and what every neuron of it gave, which is
     /// computed beside the pass: set by the caller.
     pub observer: Option<Arc<Mutex<dyn FfnObserver>>>,
+    /// Stops the pass, from another thread; a model looks at it before each layer: set by the
+    /// caller.
+    pub cancel: CancelToken,
     /// The logits, `[rows, vocab_size]`.
     pub logits: Vec<f32>,
     /// Scratch memory of the operators.

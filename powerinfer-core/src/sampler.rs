@@ -106,7 +106,8 @@ impl Sampler {
     /// [`Error::NonFiniteLogits`], which also stands for a bias that leaves no token;
     /// [`Error::TokenOutOfRange`] for a bias or a token of the history beyond the vocabulary.
     pub fn sample(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32> {
-        let not_finite = Error::NonFiniteLogits { position: history.len().saturating_sub(1) };
+        let position = history.len().saturating_sub(1);
+        let not_finite = Error::NonFiniteLogits { position, layer: None };
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return Err(not_finite);
         }

@@ -2,7 +2,9 @@
 //! took is not overlooked.
 
 mod files;
+mod gguf;
 mod header;
+mod mapped;
 mod pytorch;
 mod small;
 mod writer;
@@ -13,6 +15,10 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
 
+pub use gguf::{
+    GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex, write_gguf,
+};
+pub use mapped::{Holding, MappedTensor};
 pub(crate) use small::SmallTensors;
 pub use writer::write_safetensors;
 
@@ -77,6 +83,12 @@ pub trait TensorSource: Send + Sync + fmt::Debug {
     /// [`Error::MissingTensor`] for an unknown name, [`Error::TensorRange`] for bytes that the
     /// tensor does not have, [`Error::Io`].
     fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()>;
+
+    /// The packed bytes of a tensor where they lie, if they are in memory; no source needs this.
+    fn mapped(&self, name: &str) -> Option<MappedTensor> {
+        let _ = name;
+        None
+    }
 
     /// The file that holds a tensor, or for an unknown name the one that lists them all; it is
     /// what errors name.
@@ -150,6 +162,15 @@ impl WeightStore {
         Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, None)?)))
     }
 
+    /// As [`open`](Self::open), and maps the files: matrices that need no change are used where
+    /// they lie. See [`Holding::Mapped`] for what that asks of the files.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_mapped(dir: &Path) -> Result<Self> {
+        Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, None)?.map()?)))
+    }
+
     /// As [`open`](Self::open), and where `dir` has no safetensors opens `pytorch_model.bin` or the
     /// shards of `pytorch_model.bin.index.json`, each of at most `max_bytes` bytes.
     ///
@@ -182,6 +203,18 @@ impl WeightStore {
         Self { source, tensors }
     }
 
+    /// What the files say about a tensor.
+    #[must_use]
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name).map(|entry| &entry.info)
+    }
+
+    /// What the tensors are read from.
+    #[must_use]
+    pub fn source(&self) -> &dyn TensorSource {
+        self.source.as_ref()
+    }
+
     /// Whether there is a tensor of that name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
@@ -197,8 +230,8 @@ impl WeightStore {
     /// says. `dtype` is the format to hold it in, `None` the file's own.
     ///
     /// # Cost
-    /// Where layout and format are the file's, the bytes are read to where they stay. A change of
-    /// format converts rows in blocks of about a mebibyte; [`Layout::Transposed`] reads the
+    /// Where layout and format are the file's, the bytes are read to where they stay, or stay in a
+    /// mapped file. A change of format converts rows in blocks of about a mebibyte; [`Layout::Transposed`] reads the
     /// tensor into scratch memory of its size, which is freed before this returns.
     ///
     /// # Errors
@@ -226,6 +259,9 @@ impl WeightStore {
         })?;
         match layout {
             Layout::NeuronMajor if from == to => {
+                if let Some(MappedTensor { bytes, order }) = self.source.mapped(name) {
+                    return Ok(NeuronMatrix::from_shared(to, [n_neurons, d_model], bytes, order)?);
+                }
                 NeuronMatrix::try_from_packed(to, n_neurons, d_model, |offset_bytes, bytes| {
                     self.source.read(name, offset_bytes, bytes)
                 })

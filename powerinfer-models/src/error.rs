@@ -50,6 +50,14 @@ pub enum Error {
         /// The floor that was given.
         floor: Option<f64>,
     },
+    /// A model has something that a format has no way to say.
+    #[error("{what} cannot be said in a {format} file")]
+    NotConvertible {
+        /// What it has.
+        what: &'static str,
+        /// The format.
+        format: &'static str,
+    },
     /// A density that no synthetic model can have.
     #[error("density must lie between 0.001 and 0.999, found {found}")]
     Density {

@@ -23,6 +23,7 @@ pub use head::Head;
 pub use linear::Linear;
 pub use norm::{LayerNorm, Norm, RmsNorm};
 pub use position::{LearnedPositions, Position};
+pub(crate) use rotary::divisors as rotary_divisors;
 pub use rotary::{Rotary, RotaryTable};
 pub use sparse_ffn::SparseFfn;
 

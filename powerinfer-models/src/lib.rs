@@ -46,12 +46,16 @@
 //!
 //! # Limits
 //!
-//! Weights come from safetensors, or on request from PyTorch files. Everything runs on the CPU.
+//! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod convert;
 mod error;
+mod estimate;
 mod falcon;
+mod gguf_names;
+mod gguf_predictor;
 pub mod layers;
 mod llama;
 mod load;
@@ -62,8 +66,11 @@ mod registry;
 pub mod synthetic;
 
 pub use calibrate::calibrate;
+pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
 pub use error::{Error, Result};
-pub use load::{LoadOptions, load};
+pub use estimate::{MemoryEstimate, estimate};
+pub use gguf_predictor::{GgufPredictor, MlpPredictorWeights};
+pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;

@@ -3,14 +3,17 @@
 use std::path::Path;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, ModelConfig, Placement, Sparsity, WeightStore,
+    CancelToken, CausalLm, Error as CoreError, Holding, KvShape, ModelConfig, Placement, Sparsity,
+    WeightStore,
 };
-use powerinfer_ops::WeightFormat;
+use powerinfer_ops::attention::KvDtype;
+use powerinfer_ops::{Activation, WeightFormat};
 
 use crate::error::{Error, Result};
+use crate::gguf_predictor::GgufPredictor;
 use crate::loader::Loader;
-use crate::predictor::{PredictorOptions, Predictors, try_out};
-use crate::registry;
+use crate::predictor::{PredictorOptions, PredictorSource, Predictors, try_out};
+use crate::{gguf_names, registry};
 
 /// How to hold and run a model.
 #[derive(Debug, Clone, Default)]
@@ -22,12 +25,26 @@ pub struct LoadOptions {
     pub sparsity: Sparsity,
     /// Which neurons are hot; `None` keeps all neurons of a layer together.
     pub placement: Option<Placement>,
-    /// How neurons are predicted; [`Sparsity::Predicted`] without one makes quantised predictors.
+    /// How neurons are predicted; [`Sparsity::Predicted`] without one takes those in a PowerInfer
+    /// file, or else makes quantised ones.
     /// With one, [`Sparsity::Auto`] is [`Sparsity::Predicted`].
     pub predictor: Option<PredictorOptions>,
+    /// What keys and values are cached as, f32 by default.
+    pub kv_dtype: KvDtype,
     /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
     /// reads none. See [`WeightStore::open_with_pytorch`] for whom to trust.
     pub pytorch_bytes: Option<u64>,
+    /// What a GGUF file's networks apply to their gates, where the file does not say it or says it
+    /// wrongly; a folder's `config.json` always says it.
+    pub gguf_activation: Option<Activation>,
+    /// Whether weights are copied into memory or used where they lie in the file.
+    pub holding: Holding,
+    /// Quantises a down projection anew whose blocks run across neurons, as in plain quantised GGUF
+    /// files, so that the rows of neurons that do not fire need not be read. It rounds a second
+    /// time; without this the projection stays as it is and is computed in full.
+    pub requantise_down: bool,
+    /// Stops the loading, from another thread, before the next tensor.
+    pub cancel: CancelToken,
 }
 
 impl LoadOptions {
@@ -45,6 +62,13 @@ impl LoadOptions {
         self
     }
 
+    /// Caches keys and values in another type.
+    #[must_use]
+    pub fn with_kv_dtype(mut self, kv_dtype: KvDtype) -> Self {
+        self.kv_dtype = kv_dtype;
+        self
+    }
+
     /// Reads PyTorch files, too, of at most `max_bytes` bytes each.
     #[must_use]
     pub fn with_pytorch(mut self, max_bytes: u64) -> Self {
@@ -59,6 +83,35 @@ impl LoadOptions {
         self
     }
 
+    /// Says which activation the model in a GGUF file has: plain files of ReLU models name none,
+    /// and are otherwise taken for what they look like, SiLU models.
+    #[must_use]
+    pub fn with_gguf_activation(mut self, activation: Activation) -> Self {
+        self.gguf_activation = Some(activation);
+        self
+    }
+
+    /// Copies weights into memory or uses them where they lie.
+    #[must_use]
+    pub fn with_holding(mut self, holding: Holding) -> Self {
+        self.holding = holding;
+        self
+    }
+
+    /// Quantises down projections anew where their blocks run across neurons.
+    #[must_use]
+    pub fn with_requantised_down(mut self, requantise: bool) -> Self {
+        self.requantise_down = requantise;
+        self
+    }
+
+    /// Stops the loading once `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
     /// Splits the neurons of each layer into hot and cold.
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
@@ -67,14 +120,18 @@ impl LoadOptions {
     }
 }
 
-/// Loads a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
+/// Loads a model.
+///
+/// `path` is a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
 /// `model.safetensors` or the shards of `model.safetensors.index.json`; on request
-/// `pytorch_model.bin` or its shards.
+/// `pytorch_model.bin` or its shards. Or it is a GGUF file, plain or PowerInfer's, which says all
+/// that itself; see [`ModelConfig::from_gguf`] for how its activation is found.
 ///
 /// Runs on the current thread pool; see [`ThreadPool`](powerinfer_ops::ThreadPool).
 ///
 /// # Errors
 /// [`Error::Core`] naming the file and field or tensor that is missing, misshapen or unknown;
+/// [`Error::Core`] with [`Cancelled`](powerinfer_core::Error::Cancelled) if that is what happened;
 /// [`Error::NotSparse`] if sparse inference was asked for and the model is not sparse.
 ///
 /// # Examples
@@ -84,13 +141,42 @@ impl LoadOptions {
 /// println!("{:?}", model.info());
 /// # Ok::<(), powerinfer_models::Error>(())
 /// ```
-pub fn load(dir: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
-    let config = ModelConfig::from_dir(dir, &registry::supported_model_types())?;
-    let store = match options.pytorch_bytes {
-        Some(max_bytes) => WeightStore::open_with_pytorch(dir, max_bytes)?,
-        None => WeightStore::open(dir)?,
-    };
+pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
+    let (config, store) = open(path, options)?;
+    let asked = options.sparsity == Sparsity::Predicted && options.predictor.is_none();
+    if asked
+        && is_gguf(path)
+        && let Some(found) = GgufPredictor::open(path)?
+    {
+        let thresholds = found.thresholds().to_vec();
+        let found = PredictorOptions::new(PredictorSource::InModel { thresholds });
+        return build(&config, store, &options.clone().with_predictor(found));
+    }
     build(&config, store, options)
+}
+
+/// Opens a model without loading it: its configuration, and its tensors under the names that
+/// Hugging Face gives them. Of the options only those that say what is read matter.
+///
+/// # Errors
+/// [`Error::Core`].
+pub fn open(path: &Path, options: &LoadOptions) -> Result<(ModelConfig, WeightStore)> {
+    if is_gguf(path) {
+        return gguf_names::open(path, options.gguf_activation, options.holding);
+    }
+    let config = ModelConfig::from_dir(path, &registry::supported_model_types())?;
+    let store = match (options.holding, options.pytorch_bytes) {
+        (Holding::Mapped, _) => WeightStore::open_mapped(path)?,
+        (_, Some(max_bytes)) => WeightStore::open_with_pytorch(path, max_bytes)?,
+        (_, None) => WeightStore::open(path)?,
+    };
+    Ok((config, store))
+}
+
+/// Whether a model is a GGUF file and no folder.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    let named_so = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    path.is_file() || named_so && !path.is_dir()
 }
 
 /// Builds a model of a known architecture from any source of weights.
@@ -113,15 +199,21 @@ pub(crate) fn build(
         (None, Sparsity::Predicted) => Some(PredictorOptions::default()),
         (given, _) => given.clone(),
     };
-    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref());
+    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
+        .with_holding(options.holding)
+        .with_requantised_down(options.requantise_down)
+        .with_cancel(options.cancel.clone());
     if let Some(predictor) = &predictor {
         predictor.check()?;
         loader = loader.with_predictors(Predictors::open(predictor, config.n_layers)?);
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
-    let ignored = store.finish(&architecture.is_ignorable)?;
-    model.describe(config, sparsity, loaded, &ignored);
+    let is_ignorable =
+        |name: &str| (architecture.is_ignorable)(name) || gguf_names::is_predictor(name);
+    let ignored = store.finish(&is_ignorable)?;
+    let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
+    model.describe(config, kv, sparsity, loaded, &ignored);
     if let Some(predictor) = &predictor {
         let notes = try_out(&mut model, predictor)?;
         model.add_notes(notes);

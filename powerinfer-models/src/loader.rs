@@ -1,8 +1,11 @@
 //! Takes layers out of a weight store and keeps count of what they hold.
 
-use powerinfer_core::{Layout, Placement, Result, WeightStore};
+use powerinfer_core::{
+    CancelToken, Error, FileDtype, Holding, Layout, Placement, Result, WeightStore,
+};
 use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
+use crate::gguf_names::by_neuron;
 use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
 use crate::predictor::Predictors;
 
@@ -13,7 +16,18 @@ pub struct Loader<'a> {
     dtype: Option<WeightFormat>,
     placement: Option<&'a Placement>,
     predictors: Option<Predictors<'a>>,
+    holding: Holding,
+    requantise_down: bool,
+    cancel: CancelToken,
     loaded: Loaded,
+}
+
+/// A down projection, as it is held.
+enum Down {
+    /// `[d_ff, d_model]`
+    ByNeuron(NeuronMatrix),
+    /// `[d_model, d_ff]`
+    ByOutput(NeuronMatrix),
 }
 
 /// What was loaded.
@@ -54,12 +68,45 @@ impl<'a> Loader<'a> {
         dtype: Option<WeightFormat>,
         placement: Option<&'a Placement>,
     ) -> Self {
-        Self { store, dtype, placement, predictors: None, loaded: Loaded::default() }
+        let (holding, loaded) = (Holding::Resident, Loaded::default());
+        let cancel = CancelToken::default();
+        Self {
+            store,
+            dtype,
+            placement,
+            holding,
+            requantise_down: false,
+            cancel,
+            predictors: None,
+            loaded,
+        }
     }
 
     /// Gives each feed-forward network a predictor.
     pub(crate) fn with_predictors(mut self, predictors: Predictors<'a>) -> Self {
         self.predictors = Some(predictors);
+        self
+    }
+
+    /// Says whether matrices are copied into memory; only for the layout that down projections are
+    /// held in, since the store knows the rest.
+    #[must_use]
+    pub fn with_holding(mut self, holding: Holding) -> Self {
+        self.holding = holding;
+        self
+    }
+
+    /// Quantises down projections anew whose blocks run across neurons.
+    #[must_use]
+    pub fn with_requantised_down(mut self, requantise: bool) -> Self {
+        self.requantise_down = requantise;
+        self
+    }
+
+    /// Takes no more tensors once `cancel` is cancelled.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
         self
     }
 
@@ -171,17 +218,24 @@ impl<'a> Loader<'a> {
         let weight = |prefix: &str| format!("{prefix}.weight");
         let gate = self.matrix(&weight(tensors.gate), d_ff, d_model)?;
         let up = tensors.up.map(|up| self.matrix(&weight(up), d_ff, d_model)).transpose()?;
-        let down = self.take(&weight(tensors.down), d_ff, d_model, Layout::Transposed)?;
+        let down = self.down(tensors.down, d_ff, d_model)?;
         let gate_bias = self.bias(tensors.gate, d_ff, bias)?;
         let up_bias = match tensors.up {
             Some(up) => self.bias(up, d_ff, bias)?,
             None => None,
         };
         let down_bias = self.bias(tensors.down, d_model, bias)?;
-        let weights = FfnWeights::new(gate, up, down, tensors.activation)?
-            .with_biases(gate_bias, up_bias)?
-            .with_up_activation(tensors.up_activation);
+        let weights = match down {
+            Down::ByNeuron(down) => FfnWeights::new(gate, up, down, tensors.activation)?,
+            Down::ByOutput(down) => {
+                FfnWeights::with_down_by_output(gate, up, down, tensors.activation)?
+            }
+        };
+        let weights =
+            weights.with_biases(gate_bias, up_bias)?.with_up_activation(tensors.up_activation);
         let predictor = match &self.predictors {
+            // no neuron's part of down can be read alone
+            Some(_) if weights.down_by_output.is_some() => None,
             Some(predictors) => Some(predictors.of_layer(layer, &weights, self.store)?),
             None => None,
         };
@@ -196,6 +250,46 @@ impl<'a> Loader<'a> {
         let Some(predictor) = predictor else { return Ok(ffn) };
         self.loaded.weight_bytes += predictor.size_bytes() as u64;
         Ok(ffn.with_predictor(predictor))
+    }
+
+    /// Takes a down projection, whichever way the file holds it.
+    fn down(&mut self, prefix: &str, d_ff: usize, d_model: usize) -> Result<Down> {
+        let by_neuron = format!("{}.weight", by_neuron(prefix));
+        if self.contains(&by_neuron) {
+            return self.take(&by_neuron, d_ff, d_model, Layout::NeuronMajor).map(Down::ByNeuron);
+        }
+        let name = format!("{prefix}.weight");
+        let from = match self.store.info(&name).map(|info| &info.dtype) {
+            Some(FileDtype::Weights(format)) => *format,
+            // missing or of another type: taking it says which
+            _ => return self.take(&name, d_ff, d_model, Layout::Transposed).map(Down::ByNeuron),
+        };
+        let to = self.dtype.unwrap_or(from);
+        let is_quantised = |format: WeightFormat| format.block_len() > 1;
+        let across = is_quantised(from) && is_quantised(to);
+        let mapped = self.holding == Holding::Mapped && from == to && self.placement.is_none();
+        if across && self.requantise_down {
+            self.note_once(format!(
+                "down projections were {from} by output and are {to} by neuron: rounded twice"
+            ));
+        } else if across && self.placement.is_some() {
+            let (path, format) = (self.store.source().path(&name), from.name());
+            return Err(Error::AcrossNeurons { path, name, format });
+        } else if across || mapped {
+            self.note_once(
+                "down projections are stored by output: they are computed in full, whatever fires"
+                    .to_owned(),
+            );
+            return self.take(&name, d_model, d_ff, Layout::NeuronMajor).map(Down::ByOutput);
+        }
+        self.take(&name, d_ff, d_model, Layout::Transposed).map(Down::ByNeuron)
+    }
+
+    /// Adds a note that every layer would add.
+    fn note_once(&mut self, note: String) {
+        if !self.loaded.notes.contains(&note) {
+            self.loaded.notes.push(note);
+        }
     }
 
     /// What was loaded.
@@ -220,6 +314,7 @@ impl<'a> Loader<'a> {
         layout: Layout,
         dtype: Option<WeightFormat>,
     ) -> Result<NeuronMatrix> {
+        self.cancel.check()?;
         let matrix = self.store.matrix(name, n_neurons, d_model, layout, dtype)?;
         self.loaded.n_parameters += (n_neurons * d_model) as u64;
         self.loaded.weight_bytes += matrix.size_bytes() as u64;
@@ -230,6 +325,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        self.cancel.check()?;
         let values = self.store.vector(name, len)?;
         self.loaded.n_parameters += len as u64;
         self.loaded.weight_bytes += size_of_val(values.as_slice()) as u64;

@@ -17,7 +17,11 @@ mod run;
 use powerinfer_core::{CausalLm, Error, Sparsity, Step, WantedLogits};
 use powerinfer_models::{LoadOptions, load, supported_model_types};
 use powerinfer_ops::WeightFormat;
-use run::{Run, forward, greedy, load_fixture, load_fixture_as, modes, pool, random_tokens};
+use powerinfer_ops::attention::KvDtype;
+use run::{
+    Run, forward, greedy, load_fixture, load_fixture_as, load_with_f16_cache, modes, pool,
+    random_tokens,
+};
 use testing::{Fixture, Seeded, assert_close, assert_same_bits};
 
 fn fixtures() -> impl Iterator<Item = Fixture> {
@@ -317,6 +321,36 @@ fn a_truncated_cache_goes_on_as_if_the_rest_had_never_been() {
             let from = keep * model.info().vocab_size;
             assert_same_bits(&found.logits, &expected.logits[from..], &fixture.name);
         }
+    }
+}
+
+#[test]
+fn a_cache_in_f16_keeps_logits_and_every_law_of_bits() {
+    for fixture in fixtures() {
+        let golden = fixture.golden();
+        let bound = 0.01 * golden.logit_std as f32;
+        let model = load_with_f16_cache(&fixture, Sparsity::Auto);
+        assert_eq!(model.info().kv.dtype, KvDtype::F16);
+        // rounding a key may lift a neuron over a threshold, and then it jumps
+        let prompts = golden.prompts.iter().filter(|_| !fixture.name.contains("fatrelu"));
+        for (k, prompt) in prompts.enumerate() {
+            let ids = &prompt.input_ids;
+            let run = run::run(&*model, ids, &[ids.len()]);
+            let last = run.row(&*model, ids.len() - 1);
+            assert_close(last, &prompt.logits_last, bound, format!("{} p{k}", fixture.name));
+        }
+        let dense = load_with_f16_cache(&fixture, Sparsity::Dense);
+        let tokens = long_tokens(&*model, 9);
+        let whole = run::run(&*dense, &tokens, &[tokens.len()]);
+        for largest in [1, 70] {
+            let pieces = Seeded::new(9).pieces(tokens.len(), largest);
+            let found = run::run(&*model, &tokens, &pieces);
+            assert_same_bits(&found.logits, &whole.logits, &fixture.name);
+        }
+        let mut cache = model.new_cache();
+        let mut step = Step { wanted: WantedLogits::All, ..Step::default() };
+        pool(3).install(|| model.forward(&tokens, &mut cache, &mut step)).expect("a forward pass");
+        assert_same_bits(&step.logits, &whole.logits, &fixture.name);
     }
 }
 

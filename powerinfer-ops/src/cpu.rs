@@ -9,6 +9,7 @@
 //! Different tables may use different orders.
 
 pub(crate) mod activations;
+pub(crate) mod attention_rows;
 pub(crate) mod int8;
 pub(crate) mod low_bit;
 pub(crate) mod panel;
@@ -17,6 +18,8 @@ pub(crate) mod rows;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_blocks;
 #[cfg(target_arch = "x86_64")]
 mod simd_table;
 #[cfg(target_arch = "x86_64")]
@@ -42,6 +45,7 @@ use self::int8::{InputGroup, WeightGroup};
 #[cfg(target_arch = "x86_64")]
 use crate::format::NumberFormat;
 use crate::format::WeightFormat;
+use attention_rows::AttentionRows;
 
 /// Rows that a group takes at once.
 pub(crate) const GROUP: usize = 4;
@@ -104,8 +108,8 @@ pub(crate) struct ProductBodies<X: 'static, W: 'static> {
     pub(crate) dot: fn(row: &[u8], ahead: &[u8], x: &[X]) -> f32,
     /// `rows[r] · x`
     pub(crate) dot_group: fn(rows: Rows<'_>, ahead: Rows<'_>, x: &[X]) -> RowValues,
-    /// Whether groups are faster than rows one by one, for rows that stream from memory.
-    pub(crate) grouped: bool,
+    /// When groups are faster than rows one by one.
+    pub(crate) grouping: Grouping,
     /// Unpacks a row for many tokens.
     pub(crate) unpack: fn(row: &[u8], unpacked: &mut [W]),
     /// `out[t][r] = rows[r] · xs[t]`; rows and tokens have `len` elements each.
@@ -116,6 +120,17 @@ pub(crate) struct ProductBodies<X: 'static, W: 'static> {
 
 type Gather<X, W> = fn(row: &[W], xs: &[X], tokens: &[u32], out: &mut [f32]);
 
+/// When several rows are better taken at once than one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    Never,
+    /// Where they do not follow each other: the memory waits less. A single stream is recognised
+    /// by the hardware, which runs ahead of it.
+    Scattered,
+    /// Where unpacking takes longer than reading.
+    Always,
+}
+
 /// One instruction set's bodies of everything.
 pub(crate) struct Table {
     name: &'static str,
@@ -124,6 +139,10 @@ pub(crate) struct Table {
     bf16: RowPrimitives,
     q8_0: RowPrimitives,
     q4_0: RowPrimitives,
+    q4_1: RowPrimitives,
+    q5_0: RowPrimitives,
+    q4_k: RowPrimitives,
+    q6_k: RowPrimitives,
     /// Rounds the values of a token to eight bits, see [`int8::quantize`].
     pub(crate) quantize: fn(values: &[f32], groups: &mut [InputGroup]),
     /// `ys[t] += Σ_r scales[t][r] · panel[r]` in order of `r`, with `panel` `[PANEL_ROWS, PANEL]`.
@@ -133,6 +152,8 @@ pub(crate) struct Table {
     pub(crate) axpy_picked: AxpyPicked,
     /// Asks for all lines of some bytes.
     pub(crate) prefetch: fn(bytes: &[u8]),
+    /// The primitives of attention.
+    pub(crate) attention: &'static AttentionRows,
     /// Reads every byte with the widest loads and folds the words by exclusive or: for measuring
     /// bandwidth. The bytes must begin at a multiple of eight.
     pub(crate) fold: fn(bytes: &[u8]) -> u64,
@@ -221,14 +242,10 @@ impl RowKernels {
             WeightFormat::BF16 => &self.0.bf16,
             WeightFormat::Q8_0 => &self.0.q8_0,
             WeightFormat::Q4_0 => &self.0.q4_0,
-        }
-    }
-
-    /// Products of plain f32 rows.
-    pub(crate) fn f32_products(self) -> &'static F32Products {
-        match &self.0.f32.products {
-            Products::F32(products) => products,
-            Products::Int8(_) => unreachable!("f32 rows are never rounded"),
+            WeightFormat::Q4_1 => &self.0.q4_1,
+            WeightFormat::Q5_0 => &self.0.q5_0,
+            WeightFormat::Q4_K => &self.0.q4_k,
+            WeightFormat::Q6_K => &self.0.q6_k,
         }
     }
 

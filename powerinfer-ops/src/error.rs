@@ -125,11 +125,26 @@ pub enum OpError {
         /// The names that are known.
         supported: &'static str,
     },
+    /// A type that no key-value cache holds.
+    #[error("unknown type of a key-value cache {found:?}, supported: {supported}")]
+    UnknownKvDtype {
+        /// The name that was given.
+        found: String,
+        /// The names that are known.
+        supported: &'static str,
+    },
     /// Neurons can only be left out when the activation is zero for most of them.
     #[error("{activation} fires for every neuron, so there is nothing to skip")]
     NotSparse {
         /// The activation of the layer.
         activation: &'static str,
+    },
+    /// A down projection is stored by output, in blocks that run across neurons, so that no neuron
+    /// of it can be picked.
+    #[error("{op}: down is stored by output, its neurons cannot be picked")]
+    DownByOutput {
+        /// The operator that was called.
+        op: &'static str,
     },
     /// More worker threads than make sense.
     #[error("expected at most {max} worker threads, found {found}")]

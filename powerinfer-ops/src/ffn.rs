@@ -6,6 +6,7 @@
 //! one sum in a fixed order, leaving the others out changes no bit of the result.
 
 mod activations;
+pub(crate) mod down_by_output;
 mod many_tokens;
 pub(crate) mod one_token;
 pub(crate) mod predictor;
@@ -18,6 +19,7 @@ use crate::activation::Activation;
 use crate::cpu::RowKernels;
 use crate::cpu::product::Inputs;
 use crate::error::OpError;
+use crate::format::WeightFormat;
 use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
@@ -35,8 +37,11 @@ pub struct FfnWeights {
     pub gate: NeuronMatrix,
     /// `[n_neurons, d_model]` of a gated network.
     pub up: Option<NeuronMatrix>,
-    /// `[n_neurons, d_model]`: the down projection, transposed.
+    /// `[n_neurons, d_model]`: the down projection, transposed. Without rows where it is stored by
+    /// output.
     pub down: NeuronMatrix,
+    /// `[d_model, n_neurons]`: the down projection of a file whose blocks run across neurons.
+    pub down_by_output: Option<NeuronMatrix>,
     /// `[n_neurons]`, added before the activation.
     pub gate_bias: Option<Vec<f32>>,
     /// `[n_neurons]`, added to the up products.
@@ -66,7 +71,39 @@ impl FfnWeights {
                 return Err(OpError::Shape { op: "FfnWeights", what, expected, found });
             }
         }
-        Ok(Self { gate, up, down, gate_bias: None, up_bias: None, activation, up_activation: None })
+        Ok(Self {
+            gate,
+            up,
+            down,
+            down_by_output: None,
+            gate_bias: None,
+            up_bias: None,
+            activation,
+            up_activation: None,
+        })
+    }
+
+    /// A network whose `down` is `[d_model, n_neurons]`, as a quantised file holds it. It is
+    /// computed in full in every mode, and neurons can neither be picked nor split into shards.
+    ///
+    /// # Errors
+    /// [`OpError::Shape`] if the matrices disagree.
+    pub fn with_down_by_output(
+        gate: NeuronMatrix,
+        up: Option<NeuronMatrix>,
+        down: NeuronMatrix,
+        activation: Activation,
+    ) -> Result<Self, OpError> {
+        let [expected, found] =
+            [[gate.d_model(), gate.n_neurons()], [down.n_neurons(), down.d_model()]];
+        if expected != found {
+            let (expected, found) = (expected.to_vec(), found.to_vec());
+            return Err(OpError::Shape { op: "FfnWeights", what: "down", expected, found });
+        }
+        let without_rows = NeuronMatrix::from_f32(WeightFormat::F32, 0, gate.d_model(), &[])?;
+        let same = gate.clone();
+        let checked = Self::new(gate, up, same, activation)?;
+        Ok(Self { down: without_rows, down_by_output: Some(down), ..checked })
     }
 
     /// Adds biases to the gate and up products.
@@ -100,8 +137,11 @@ impl FfnWeights {
     /// The network of some of the neurons, copied: one side of a placement.
     ///
     /// # Errors
-    /// [`OpError::IdOutOfRange`], [`OpError::Allocation`].
+    /// [`OpError::IdOutOfRange`], [`OpError::Allocation`], [`OpError::DownByOutput`].
     pub fn pick(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        if self.down_by_output.is_some() {
+            return Err(OpError::DownByOutput { op: "FfnWeights::pick" });
+        }
         let pick = |bias: &Option<Vec<f32>>| {
             let bias = bias.as_ref()?;
             Some(ids.as_slice().iter().map(|&id| bias[id as usize]).collect())
@@ -110,6 +150,7 @@ impl FfnWeights {
             gate: self.gate.pick_rows(ids)?,
             up: self.up.as_ref().map(|up| up.pick_rows(ids)).transpose()?,
             down: self.down.pick_rows(ids)?,
+            down_by_output: None,
             gate_bias: pick(&self.gate_bias),
             up_bias: pick(&self.up_bias),
             activation: self.activation,
@@ -147,7 +188,8 @@ impl FfnWeights {
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         let up = self.up.as_ref().map_or(0, NeuronMatrix::size_bytes);
-        self.gate.size_bytes() + up + self.down.size_bytes()
+        let down = self.down_by_output.as_ref().unwrap_or(&self.down);
+        self.gate.size_bytes() + up + down.size_bytes()
     }
 }
 
@@ -211,6 +253,7 @@ pub struct FfnCounts {
 /// that fire. Allocates the result only.
 /// # Errors
 /// [`OpError::NotSparse`] if neurons are to be left out under an activation that is never zero,
+/// [`OpError::DownByOutput`] if some are picked and down is not stored by neuron,
 /// [`OpError::Shape`] or [`OpError::IdOutOfRange`] for the lists of ids, and as
 /// [`linear`](crate::linear) for `x`.
 /// # Examples
@@ -239,11 +282,15 @@ pub fn ffn(
     with_rows("ffn", "x", x, weights.d_model(), |values| {
         let mut y = vec![0.0; values.len()];
         let kernels = RowKernels::best();
-        let Workspace { inputs, activations, step, predictor } = workspace;
+        let Workspace { inputs, activations, step, by_output, predictor, .. } = workspace;
         let formats = [Some(&weights.gate), weights.up.as_ref()];
         let formats = formats.map(|matrix| matrix.unwrap_or(&weights.gate).format());
         let inputs = Inputs::new(kernels, &formats, weights.d_model(), values, inputs);
         let run = Run { weights, kernels, x: inputs };
+        if let Some(down) = &weights.down_by_output {
+            let counts = run.down_by_output(down, neurons, by_output, &mut y)?;
+            return Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts));
+        }
         run.check(neurons)?;
         let counts = match (inputs.n_tokens(), neurons) {
             (0, _) => FfnCounts::default(),

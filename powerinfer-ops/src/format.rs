@@ -5,6 +5,10 @@ mod f16;
 mod f32;
 pub(crate) mod low_bit;
 mod q4_0;
+mod q4_1;
+pub(crate) mod q4_k;
+mod q5_0;
+mod q6_k;
 mod q8_0;
 
 use std::fmt;
@@ -12,6 +16,9 @@ use std::str::FromStr;
 
 use crate::cpu::int8::{self, InputGroup};
 use crate::error::OpError;
+
+/// Values in the longest block of any format.
+pub(crate) const MAX_BLOCK_LEN: usize = 256;
 
 /// What one file under `format/` defines: how a block of values lies in bytes.
 ///
@@ -33,7 +40,7 @@ pub(crate) trait BlockFormat {
 
     /// `Σ_i row[i] · x[i]`
     fn dot(row: &[u8], x: &[f32]) -> f32 {
-        let mut values = [0.0; 64];
+        let mut values = [0.0; MAX_BLOCK_LEN];
         let values = &mut values[..Self::BLOCK_LEN];
         let mut sum = 0.0;
         for (block, x) in row.chunks_exact(Self::BLOCK_BYTES).zip(x.chunks_exact(Self::BLOCK_LEN)) {
@@ -47,7 +54,7 @@ pub(crate) trait BlockFormat {
 
     /// `y[i] += scale · row[i]`
     fn axpy(scale: f32, row: &[u8], y: &mut [f32]) {
-        let mut values = [0.0; 64];
+        let mut values = [0.0; MAX_BLOCK_LEN];
         let values = &mut values[..Self::BLOCK_LEN];
         let blocks = row.chunks_exact(Self::BLOCK_BYTES).zip(y.chunks_exact_mut(Self::BLOCK_LEN));
         for (block, y) in blocks {
@@ -90,6 +97,23 @@ fn block_scale(scale: f32, values: &[f32]) -> half::f16 {
     if finite { half::f16::from_f32(scale) } else { half::f16::NAN }
 }
 
+/// The f16 at a place of a block.
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The smallest and the largest of some values.
+fn extremes(values: &[f32]) -> (f32, f32) {
+    let first = (values[0], values[0]);
+    values.iter().fold(first, |(least, most), &value| (least.min(value), most.max(value)))
+}
+
+/// The first value of the largest magnitude.
+fn largest_magnitude(values: &[f32]) -> f32 {
+    let larger = |a: f32, &b: &f32| if b.abs() > a.abs() { b } else { a };
+    values.iter().fold(0.0, larger)
+}
+
 /// How the rows of a [`NeuronMatrix`](crate::NeuronMatrix) are stored.
 ///
 /// # Examples
@@ -104,6 +128,7 @@ fn block_scale(scale: f32, values: &[f32]) -> half::f16 {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[allow(non_camel_case_types, reason = "ggml's names")]
 pub enum WeightFormat {
     /// IEEE 754 binary32, little endian.
     F32,
@@ -115,6 +140,18 @@ pub enum WeightFormat {
     Q8_0,
     /// Blocks of 32 values: an f16 scale, then 32 four-bit numbers from −8 to 7 (ggml's `Q4_0`).
     Q4_0,
+    /// Blocks of 32 values: an f16 scale, an f16 offset, then 32 four-bit numbers from 0 to 15
+    /// (ggml's `Q4_1`).
+    Q4_1,
+    /// Blocks of 32 values: an f16 scale, then 32 five-bit numbers from −16 to 15 (ggml's `Q5_0`).
+    Q5_0,
+    /// Blocks of 256 values in eight parts with a scale and an offset of six bits each, and
+    /// four-bit numbers (ggml's `Q4_K`). Made to be read: what [`encode`](Self::encode) writes is
+    /// less exact than what ggml's quantiser finds.
+    Q4_K,
+    /// Blocks of 256 values in sixteen parts with a scale of eight bits each, and six-bit numbers
+    /// (ggml's `Q6_K`). Made to be read, as [`Q4_K`](Self::Q4_K).
+    Q6_K,
 }
 
 /// Runs an expression with `$F` bound to the [`BlockFormat`] of a [`WeightFormat`]: the one list
@@ -142,19 +179,42 @@ macro_rules! for_format {
                 type $F = Q40;
                 $body
             }
+            WeightFormat::Q4_1 => {
+                type $F = Q41;
+                $body
+            }
+            WeightFormat::Q5_0 => {
+                type $F = Q50;
+                $body
+            }
+            WeightFormat::Q4_K => {
+                type $F = Q4K;
+                $body
+            }
+            WeightFormat::Q6_K => {
+                type $F = Q6K;
+                $body
+            }
         }
     };
 }
-pub(crate) use {bf16::Bf16, f16::F16, f32::F32, q4_0::Q40, q8_0::Q80};
+pub(crate) use {
+    bf16::Bf16, f16::F16, f32::F32, q4_0::Q40, q4_1::Q41, q4_k::Q4K, q5_0::Q50, q6_k::Q6K,
+    q8_0::Q80,
+};
 
 impl WeightFormat {
     /// Every format, in the order of the list above.
-    pub const ALL: [WeightFormat; 5] = [
+    pub const ALL: [WeightFormat; 9] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::BF16,
         WeightFormat::Q8_0,
         WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q5_0,
+        WeightFormat::Q4_K,
+        WeightFormat::Q6_K,
     ];
 
     /// The name used in configurations and command lines, for instance `"f16"`.
@@ -261,7 +321,7 @@ impl FromStr for WeightFormat {
         Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| {
             OpError::UnknownFormat {
                 found: name.to_owned(),
-                supported: "f32, f16, bf16, q8_0, q4_0",
+                supported: "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q4_k, q6_k",
             }
         })
     }
@@ -270,6 +330,7 @@ impl FromStr for WeightFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testing::{GgmlBlocks, Seeded};
 
     #[test]
     fn names_and_formats_are_one_to_one() {
@@ -361,19 +422,75 @@ mod tests {
         assert_eq!((back[5], back[0], back[31]), (8.0, -4.0, 4.0));
     }
 
+    /// The formats of blocks, and how many steps of a block are as long as its largest magnitude.
+    const QUANTISED: [(WeightFormat, f32); 6] = [
+        (WeightFormat::Q8_0, 127.0),
+        (WeightFormat::Q4_0, 8.0),
+        (WeightFormat::Q4_1, 7.5),
+        (WeightFormat::Q5_0, 16.0),
+        (WeightFormat::Q4_K, 7.5),
+        (WeightFormat::Q6_K, 32.0),
+    ];
+
+    #[test]
+    fn blocks_are_read_as_ggml_reads_them() {
+        for (format, _) in QUANTISED {
+            let blocks = GgmlBlocks::of(format.name());
+            let mut values = [0.0; 256];
+            format.decode(&blocks.quantised, &mut values);
+            assert_eq!(values[..], blocks.quantised_read, "{format}");
+            format.decode(&blocks.noise, &mut values);
+            assert_eq!(values[..], blocks.noise_read, "{format}");
+        }
+    }
+
+    #[test]
+    fn blocks_of_32_are_written_as_ggml_s_reference_writes_them() {
+        for (format, _) in QUANTISED {
+            let blocks = GgmlBlocks::of(format.name());
+            let mut row = vec![0; blocks.quantised.len()];
+            format.encode(&blocks.values, &mut row);
+            // the others are made to be read: their encoder is a simpler one
+            assert_eq!(row == blocks.quantised, format.block_len() == 32, "{format}");
+        }
+    }
+
+    #[test]
+    fn the_simple_encoders_lose_at_most_twice_what_ggml_s_lose() {
+        for format in [WeightFormat::Q4_K, WeightFormat::Q6_K] {
+            let blocks = GgmlBlocks::of(format.name());
+            let values = Seeded::new(1).normal(256);
+            let mut row = vec![0; format.block_bytes()];
+            let mut read = [0.0; 256];
+            let mut lost = |values: &[f32]| {
+                format.encode(values, &mut row);
+                format.decode(&row, &mut read);
+                values.iter().zip(&read).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt()
+            };
+            let ours = lost(&blocks.values);
+            let differences = blocks.values.iter().zip(&blocks.quantised_read);
+            let ggml = differences.map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt();
+            assert!(ours <= 2.0 * ggml, "{format}: {ours} {ggml}");
+            // unit normal values: about a step over the root of twelve
+            let bits = if format == WeightFormat::Q4_K { 4 } else { 6 };
+            let step = 6.0 / (1 << bits) as f32;
+            assert!(lost(&values) <= step * 16.0 / 12f32.sqrt(), "{format}");
+        }
+    }
+
     #[test]
     fn quantised_values_are_within_a_step_of_the_original() {
-        for (format, steps) in [(WeightFormat::Q8_0, 127.0), (WeightFormat::Q4_0, 8.0)] {
-            let values: Vec<f32> = (0..320).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
-            let mut row = vec![0; format.row_bytes(320).unwrap()];
+        for (format, steps) in QUANTISED {
+            let values: Vec<f32> = (0..512).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
+            let mut row = vec![0; format.row_bytes(512).unwrap()];
             format.encode(&values, &mut row);
-            let mut back = vec![0.0; 320];
+            let mut back = vec![0.0; 512];
             format.decode(&row, &mut back);
             for (values, back) in values.chunks(32).zip(back.chunks(32)) {
                 let largest = values.iter().fold(0f32, |a, b| a.max(b.abs()));
                 for (value, back) in values.iter().zip(back) {
-                    // half a step, a whole one at the clipped end of Q4_0; f16 rounds the scale
-                    let step = largest / steps * 1.002;
+                    // half a step, a whole one where an end is clipped; scales are rounded, too
+                    let step = largest / steps * 1.2;
                     assert!((value - back).abs() <= step, "{format}: {value} {back}");
                 }
             }
@@ -382,14 +499,16 @@ mod tests {
 
     #[test]
     fn zeros_stay_zeros_and_infinities_are_not_lost() {
-        for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
+        for (format, _) in QUANTISED {
             let mut row = vec![0xAA; format.block_bytes()];
-            format.encode(&[0.0; 32], &mut row);
-            let mut back = [1.0; 32];
+            let mut back = vec![1.0; format.block_len()];
+            format.encode(&vec![0.0; back.len()], &mut row);
             format.decode(&row, &mut back);
             assert!(back.iter().all(|&value| value == 0.0), "{format}");
-            for bad in [f32::INFINITY, f32::NAN] {
-                format.encode(&counted(bad), &mut row);
+            for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                let mut values = counted(1.0).repeat(back.len() / 32);
+                values[7] = bad;
+                format.encode(&values, &mut row);
                 format.decode(&row, &mut back);
                 assert!(back.iter().all(|value| value.is_nan()), "{format}");
             }

@@ -94,7 +94,7 @@ pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};
-pub use matrix::NeuronMatrix;
+pub use matrix::{NeuronMatrix, SharedBytes};
 pub use par_fill::par_fill;
 pub use residual::{add_bias, residual_add};
 pub use sparse_axpy::{SparseAxpy, sparse_axpy};

@@ -1,24 +1,25 @@
 //! Weight matrices whose rows are neurons.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use crate::bytes::{AlignedBytes, LINE_BYTES};
 use crate::error::OpError;
-use crate::format::WeightFormat;
+use crate::format::{MAX_BLOCK_LEN, WeightFormat};
 use crate::mask::NeuronIds;
 
 /// Neurons that are transposed together: one cache line of f16 from each source row.
 const TRANSPOSE_ROWS: usize = 32;
 
-/// A weight matrix `[n_neurons, d_model]`, one row a neuron, resident in memory.
+/// A weight matrix `[n_neurons, d_model]`, one row a neuron.
 ///
 /// Gate and up matrices are stored this way in model files; a down matrix is stored transposed
 /// there and comes in through [`from_transposed`](Self::from_transposed), so that a neuron is a
-/// row of it, too. Rows start at multiples of 64 bytes, in huge pages where the system has them.
-/// Cloning shares the bytes.
+/// row of it, too. Rows start at multiples of 64 bytes, in huge pages where the system has them;
+/// or they stay where they are, in a mapped file ([`from_shared`](Self::from_shared)). Cloning shares the bytes.
 ///
 /// # Examples
 /// ```
@@ -31,7 +32,9 @@ const TRANSPOSE_ROWS: usize = 32;
 /// ```
 #[derive(Clone)]
 pub struct NeuronMatrix {
-    bytes: Arc<AlignedBytes>,
+    bytes: RowBytes,
+    /// Where row `i` lies, if not in place `i`.
+    order: Option<Arc<[u32]>>,
     format: WeightFormat,
     n_neurons: usize,
     d_model: usize,
@@ -39,7 +42,92 @@ pub struct NeuronMatrix {
     stride: usize,
 }
 
+/// The bytes of a matrix.
+#[derive(Clone)]
+enum RowBytes {
+    Owned(Arc<AlignedBytes>),
+    Shared(SharedBytes),
+}
+
+/// A part of bytes that live somewhere else, such as a mapped file.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use powerinfer_ops::SharedBytes;
+/// let bytes = SharedBytes::new(Arc::new(vec![1u8, 2, 3, 4]), 1..3);
+/// assert_eq!(bytes.as_slice(), [2, 3]);
+/// ```
+#[derive(Clone)]
+pub struct SharedBytes {
+    bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// The bytes of `range`; none if there are not so many.
+    #[must_use]
+    pub fn new(bytes: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Self {
+        Self { bytes, range }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        (*self.bytes).as_ref().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBytes({:?})", self.range)
+    }
+}
+
 impl NeuronMatrix {
+    /// A matrix of packed rows that are not copied. They need no alignment. `order` says in which
+    /// place row `i` lies, where that is not place `i`.
+    ///
+    /// # Errors
+    /// [`OpError::ByteLength`] for another number of bytes, [`OpError::Shape`] for an order of
+    /// another length, [`OpError::IdOutOfRange`] for a place beyond the rows, and as
+    /// [`try_from_packed`](Self::try_from_packed).
+    pub fn from_shared(
+        format: WeightFormat,
+        [n_neurons, d_model]: [usize; 2],
+        bytes: SharedBytes,
+        order: Option<Arc<[u32]>>,
+    ) -> Result<Self, OpError> {
+        let op = "NeuronMatrix::from_shared";
+        let (row_bytes, _) = Self::layout(format, n_neurons, d_model)?;
+        let (expected, found) = (n_neurons * row_bytes, bytes.as_slice().len());
+        if expected != found {
+            return Err(OpError::ByteLength { what: op, expected, found });
+        }
+        if let Some(order) = &order {
+            if order.len() != n_neurons {
+                let (expected, found) = (vec![n_neurons], vec![order.len()]);
+                return Err(OpError::Shape { op, what: "order", expected, found });
+            }
+            if let Some(&id) = order.iter().find(|&&place| place as usize >= n_neurons) {
+                return Err(OpError::IdOutOfRange { op, id, n_rows: n_neurons });
+            }
+        }
+        let (bytes, stride) = (RowBytes::Shared(bytes), row_bytes);
+        Ok(Self { bytes, order, format, n_neurons, d_model, row_bytes, stride })
+    }
+
+    /// A matrix whose rows follow each other at `stride`.
+    fn owned(
+        bytes: AlignedBytes,
+        format: WeightFormat,
+        [n_neurons, d_model]: [usize; 2],
+        [row_bytes, stride]: [usize; 2],
+    ) -> Self {
+        let bytes = RowBytes::Owned(Arc::new(bytes));
+        Self { bytes, order: None, format, n_neurons, d_model, row_bytes, stride }
+    }
+
     /// Builds a matrix from packed rows: `fill(offset, bytes)` is asked for `bytes.len()` bytes
     /// at `offset` of the packed form, once for everything where rows need no padding and once a
     /// row otherwise.
@@ -62,7 +150,7 @@ impl NeuronMatrix {
                 fill((row * row_bytes) as u64, &mut bytes[..row_bytes])?;
             }
         }
-        Ok(Self { bytes: Arc::new(bytes), format, n_neurons, d_model, row_bytes, stride })
+        Ok(Self::owned(bytes, format, [n_neurons, d_model], [row_bytes, stride]))
     }
 
     /// Builds a matrix row by row: `fill(row, bytes)` writes the bytes of one row.
@@ -132,12 +220,14 @@ impl NeuronMatrix {
         }
         let mut bytes = AlignedBytes::zeroed(n_neurons * stride)?;
         if n_neurons > 0 && d_model > 0 {
-            let strips = bytes.as_mut_slice().par_chunks_mut(stride * TRANSPOSE_ROWS).enumerate();
+            // whole blocks of the source
+            let strip_rows = TRANSPOSE_ROWS.max(source_format.block_len());
+            let strips = bytes.as_mut_slice().par_chunks_mut(stride * strip_rows).enumerate();
             strips.for_each_init(Vec::new, |values: &mut Vec<f32>, (strip, rows)| {
                 let n_rows = rows.len() / stride;
-                let first = strip * TRANSPOSE_ROWS / source_format.block_len();
+                let first = strip * strip_rows / source_format.block_len();
                 let offset = first * source_format.block_bytes();
-                let mut column = [0.0; TRANSPOSE_ROWS];
+                let mut column = [0.0; MAX_BLOCK_LEN];
                 let segment = n_rows / source_format.block_len() * source_format.block_bytes();
                 values.resize(n_rows * d_model, 0.0);
                 for (d, source) in source.chunks_exact(source_row_bytes).enumerate() {
@@ -152,15 +242,21 @@ impl NeuronMatrix {
                 }
             });
         }
-        Ok(Self { bytes: Arc::new(bytes), format, n_neurons, d_model, row_bytes, stride })
+        Ok(Self::owned(bytes, format, [n_neurons, d_model], [row_bytes, stride]))
     }
 
-    /// Copies some rows into a matrix of their own: the rows of one placement side.
+    /// Copies some rows into a matrix of their own: the rows of one placement side. Shared rows are
+    /// not copied but stay where they are.
     ///
     /// # Errors
     /// [`OpError::IdOutOfRange`] if an id is beyond the rows, [`OpError::Allocation`].
     pub fn pick_rows(&self, ids: &NeuronIds) -> Result<Self, OpError> {
         self.check_ids("NeuronMatrix::pick_rows", ids)?;
+        if let RowBytes::Shared(_) = &self.bytes {
+            let place = |&id: &u32| self.order.as_ref().map_or(id, |order| order[id as usize]);
+            let order = ids.as_slice().iter().map(place).collect();
+            return Ok(Self { order: Some(order), n_neurons: ids.len(), ..self.clone() });
+        }
         Self::try_from_rows(self.format, ids.len(), self.d_model, |row, bytes| {
             bytes.copy_from_slice(self.row(ids.as_slice()[row] as usize));
             Ok(())
@@ -197,10 +293,26 @@ impl NeuronMatrix {
         self.n_neurons * self.row_bytes
     }
 
+    /// Bytes that such a matrix takes in memory, padding of its rows included.
+    ///
+    /// # Errors
+    /// [`OpError::RowLength`] or [`OpError::TooLarge`] where there can be no such matrix.
+    pub fn resident_bytes(
+        format: WeightFormat,
+        n_neurons: usize,
+        d_model: usize,
+    ) -> Result<usize, OpError> {
+        let (_, stride) = Self::layout(format, n_neurons, d_model)?;
+        Ok(n_neurons * stride)
+    }
+
     /// What kind of memory pages the system was asked for.
     #[must_use]
     pub fn page_kind(&self) -> &'static str {
-        self.bytes.page_kind()
+        match &self.bytes {
+            RowBytes::Owned(bytes) => bytes.page_kind(),
+            RowBytes::Shared(_) => "pages of a file",
+        }
     }
 
     /// The bytes of a row.
@@ -208,9 +320,15 @@ impl NeuronMatrix {
     /// # Panics
     /// If `index` is not below [`n_neurons`](Self::n_neurons).
     #[must_use]
+    #[inline]
     pub fn row(&self, index: usize) -> &[u8] {
         assert!(index < self.n_neurons, "row {index} of {}", self.n_neurons);
-        &self.bytes.as_slice()[index * self.stride..][..self.row_bytes]
+        let place = self.order.as_ref().map_or(index, |order| order[index] as usize);
+        let bytes = match &self.bytes {
+            RowBytes::Owned(bytes) => bytes.as_slice(),
+            RowBytes::Shared(bytes) => bytes.as_slice(),
+        };
+        &bytes[place * self.stride..][..self.row_bytes]
     }
 
     /// Decodes a row.
@@ -317,6 +435,36 @@ mod tests {
         assert!(matches!(
             NeuronMatrix::from_transposed(WeightFormat::F32, 2, 2, WeightFormat::F16, &[0; 7]),
             Err(OpError::ByteLength { expected: 8, found: 7, .. })
+        ));
+    }
+
+    #[test]
+    fn shared_rows_are_read_where_they_lie_and_in_their_order() {
+        let values = values(15);
+        let owned = NeuronMatrix::from_f32(WeightFormat::F16, 3, 5, &values).unwrap();
+        let mut packed = vec![0xFF];
+        (0..3).for_each(|row| packed.extend(owned.row(row)));
+        let bytes = |range| SharedBytes::new(Arc::new(packed.clone()), range);
+        let shared = |range, order: Option<&[u32]>| {
+            NeuronMatrix::from_shared(WeightFormat::F16, [3, 5], bytes(range), order.map(Arc::from))
+        };
+        let (same, turned) =
+            (shared(1..31, None).unwrap(), shared(1..31, Some(&[2, 0, 1])).unwrap());
+        for (row, other) in [2, 0, 1].into_iter().enumerate() {
+            assert_eq!(same.row(row), owned.row(row));
+            assert_eq!(turned.row(row), owned.row(other));
+        }
+        let ids = NeuronIds::from_sorted(vec![0, 2]).unwrap();
+        let picked = turned.pick_rows(&ids).unwrap();
+        assert_eq!(picked.n_neurons(), 2);
+        assert_eq!((picked.row(0), picked.row(1)), (owned.row(2), owned.row(1)));
+        for range in [1..30, 2..32] {
+            assert!(matches!(shared(range, None), Err(OpError::ByteLength { expected: 30, .. })));
+        }
+        assert!(matches!(shared(1..31, Some(&[0, 1])), Err(OpError::Shape { .. })));
+        assert!(matches!(
+            shared(1..31, Some(&[0, 1, 3])),
+            Err(OpError::IdOutOfRange { id: 3, n_rows: 3, .. })
         ));
     }
 

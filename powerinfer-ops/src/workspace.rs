@@ -1,7 +1,9 @@
 //! Scratch memory of the operators.
 
+use crate::attention::AttentionScratch;
 use crate::cpu::activations::Activations;
 use crate::cpu::product::InputScratch;
+use crate::ffn::down_by_output::OutputScratch;
 use crate::ffn::one_token::StepScratch;
 use crate::ffn::predictor::PredictorScratch;
 
@@ -21,6 +23,9 @@ pub struct Workspace {
     pub(crate) step: StepScratch,
     /// Of a predictor.
     pub(crate) predictor: PredictorScratch,
+    /// Of networks whose down projection is stored by output.
+    pub(crate) by_output: OutputScratch,
+    pub(crate) attention: AttentionScratch,
 }
 
 impl Workspace {
@@ -31,5 +36,7 @@ impl Workspace {
             + self.activations.size_bytes()
             + self.step.size_bytes()
             + self.predictor.size_bytes()
+            + self.by_output.size_bytes()
+            + self.attention.size_bytes()
     }
 }

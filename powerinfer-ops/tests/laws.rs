@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
-use powerinfer_ops::attention::{AttentionShape, KvPages, PAGE_LEN, causal_attention};
+use powerinfer_ops::attention::{
+    AttentionShape, KvDtype, KvLayout, KvPage, KvPages, PAGE_LEN, causal_attention,
+};
 use powerinfer_ops::{
     Activation, ActivationMask, FfnWeights, GateEstimate, LowBitFormat, NeuronIds, NeuronMatrix,
     NeuronScores, Neurons, OpError, WeightFormat, Workspace, ffn, ffn_activations, linear,
@@ -214,33 +218,35 @@ proptest! {
 
     #[test]
     fn attention_is_its_definition(
-        n_kv_heads in 1usize..4, group in 1usize..4, d_head in 1usize..40,
-        n_before in 0usize..150, n_tokens in 1usize..70, seed: u64,
+        n_kv_heads in 1usize..4, group in 1usize..10, d_head in 1usize..70, dtype in kv_dtype(),
+        n_before in 0usize..1100, n_tokens in 1usize..70, window in window(), seed: u64,
     ) {
         let n_heads = n_kv_heads * group;
         let n_positions = n_before + n_tokens;
-        let pages = Pages::random(n_positions, n_kv_heads, d_head, seed);
+        let pages = Pages::random(n_positions, KvLayout { n_kv_heads, d_head, dtype }, seed);
         let queries = tensor(n_tokens, n_heads * d_head, seed ^ 1);
         let scale = 1.0 / (d_head as f32).sqrt();
-        let attend = |queries: &Tensor, first_position| {
+        let mut workspace = Workspace::default();
+        let mut attend = |queries: &Tensor, first_position| {
             let shape = AttentionShape {
                 n_heads,
                 n_kv_heads,
                 d_head,
                 scale,
                 first_position,
-                window: None,
+                window,
                 alibi_slopes: None,
             };
-            values(&causal_attention(queries, &pages, shape).unwrap())
+            values(&causal_attention(queries, &pages, shape, &mut workspace).unwrap())
         };
         let found = attend(&queries, n_before);
         let q = values(&queries);
-        for t in 0..n_tokens {
+        for t in (0..n_tokens).step_by(5) {
+            let end = n_before + t + 1;
+            let seen = window.map_or(0, |window| end.saturating_sub(window))..end;
             for head in 0..n_heads {
                 let at = (t * n_heads + head) * d_head;
-                let expected =
-                    pages.attend(&q[at..][..d_head], head / group, n_before + t + 1, scale);
+                let expected = pages.attend(&q[at..][..d_head], head / group, seen.clone(), scale);
                 for (found, expected) in found[at..][..d_head].iter().zip(expected) {
                     prop_assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} {expected}");
                 }
@@ -250,6 +256,14 @@ proptest! {
             assert_same_bits(&alone, &found[t * width..][..width], "a query alone");
         }
     }
+}
+
+fn kv_dtype() -> impl Strategy<Value = KvDtype> {
+    prop_oneof![Just(KvDtype::F32), Just(KvDtype::F16)]
+}
+
+fn window() -> impl Strategy<Value = Option<usize>> {
+    prop_oneof![Just(None), (1usize..700).prop_map(Some)]
 }
 
 fn network(
@@ -271,48 +285,39 @@ fn network(
 }
 
 /// Keys and values in pages, and plain attention over them.
-struct Pages {
-    pages: Vec<(Vec<f32>, Vec<f32>)>,
-    d_head: usize,
-}
+struct Pages(Vec<KvPage>);
 
 impl Pages {
-    fn random(n_positions: usize, n_kv_heads: usize, d_head: usize, seed: u64) -> Self {
-        let len = n_kv_heads * PAGE_LEN * d_head;
+    fn random(n_positions: usize, layout: KvLayout, seed: u64) -> Self {
+        let len = PAGE_LEN * layout.n_kv_heads * layout.d_head;
         let mut random = Seeded::new(seed ^ 2);
-        let pages = (0..n_positions.div_ceil(PAGE_LEN))
-            .map(|_| (random.normal(len), random.normal(len)))
-            .collect();
-        Self { pages, d_head }
+        let page = |_| {
+            let mut page = KvPage::zeroed(layout).unwrap();
+            page.write(0, &random.normal(len), &random.normal(len)).unwrap();
+            page
+        };
+        Self((0..n_positions.div_ceil(PAGE_LEN)).map(page).collect())
     }
 
-    fn at<'a>(&self, rows: &'a [f32], kv_head: usize, position: usize) -> &'a [f32] {
-        &rows[(kv_head * PAGE_LEN + position % PAGE_LEN) * self.d_head..][..self.d_head]
-    }
-
-    fn attend(&self, query: &[f32], kv_head: usize, n_positions: usize, scale: f32) -> Vec<f64> {
-        let weights: Vec<f64> = (0..n_positions)
-            .map(|p| {
-                let key = self.at(&self.pages[p / PAGE_LEN].0, kv_head, p);
-                let products = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q));
-                (products.sum::<f64>() * f64::from(scale)).exp()
-            })
-            .collect();
-        let total: f64 = weights.iter().sum();
-        (0..self.d_head)
-            .map(|i| {
-                let values = weights.iter().enumerate().map(|(p, weight)| {
-                    weight * f64::from(self.at(&self.pages[p / PAGE_LEN].1, kv_head, p)[i])
-                });
-                values.sum::<f64>() / total
-            })
-            .collect()
+    fn attend(&self, query: &[f32], kv_head: usize, seen: Range<usize>, scale: f32) -> Vec<f64> {
+        let (mut sums, mut total) = (vec![0.0; query.len()], 0.0);
+        for p in seen {
+            let page = &self.0[p / PAGE_LEN];
+            let key = page.key(kv_head, p % PAGE_LEN);
+            let products = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q));
+            let weight = (products.sum::<f64>() * f64::from(scale)).exp();
+            for (sum, value) in sums.iter_mut().zip(page.value(kv_head, p % PAGE_LEN)) {
+                *sum += weight * f64::from(value);
+            }
+            total += weight;
+        }
+        sums.iter().map(|sum| sum / total).collect()
     }
 }
 
 impl KvPages for Pages {
-    fn page(&self, index: usize) -> (&[f32], &[f32]) {
-        (&self.pages[index].0, &self.pages[index].1)
+    fn page(&self, index: usize) -> &KvPage {
+        &self.0[index]
     }
 }
 
@@ -434,7 +439,8 @@ fn a_nan_is_not_taken_for_a_neuron_that_does_not_fire() {
 
 #[test]
 fn attention_refuses_heads_and_pages_that_do_not_fit() {
-    let pages = Pages::random(1, 2, 4, 1);
+    let layout = KvLayout { n_kv_heads: 2, d_head: 4, dtype: KvDtype::F32 };
+    let pages = Pages::random(1, layout, 1);
     let attend = |n_heads, n_kv_heads, d_head, width| {
         let shape = AttentionShape {
             n_heads,
@@ -445,11 +451,53 @@ fn attention_refuses_heads_and_pages_that_do_not_fit() {
             window: None,
             alibi_slopes: None,
         };
-        causal_attention(&tensor(1, width, 1), &pages, shape)
+        causal_attention(&tensor(1, width, 1), &pages, shape, &mut Workspace::default())
     };
     assert!(attend(4, 2, 4, 16).is_ok());
     assert!(matches!(attend(3, 2, 4, 12), Err(OpError::Shape { what: "heads", .. })));
     assert!(matches!(attend(4, 0, 4, 16), Err(OpError::Shape { what: "heads", .. })));
-    assert!(matches!(attend(4, 4, 4, 16), Err(OpError::Shape { what: "a page of keys", .. })));
+    assert!(matches!(attend(4, 4, 4, 16), Err(OpError::Shape { what: "a page of the cache", .. })));
+    assert!(matches!(attend(4, 2, 8, 32), Err(OpError::Shape { what: "a page of the cache", .. })));
     assert!(matches!(attend(4, 2, 4, 15), Err(OpError::Shape { what: "queries", .. })));
+}
+
+#[test]
+fn a_page_holds_what_was_written_rounded_to_its_type_and_refuses_the_rest() {
+    for dtype in KvDtype::ALL {
+        for (n_kv_heads, d_head) in [(1, 1), (3, 16), (2, 17), (1, 64), (2, 70)] {
+            let layout = KvLayout { n_kv_heads, d_head, dtype };
+            let (mut page, width) = (KvPage::zeroed(layout).unwrap(), n_kv_heads * d_head);
+            let (keys, values) =
+                (Seeded::new(1).normal(9 * width), Seeded::new(2).normal(9 * width));
+            page.write(50, &keys, &values).unwrap();
+            page.write(63, &keys[..width], &values[..width]).unwrap();
+            let round = |x: &f32| match dtype {
+                KvDtype::F16 => half::f16::from_f32(*x).to_f32(),
+                _ => *x,
+            };
+            for (position, from) in (50..59).zip(0..9).chain([(63, 0)]) {
+                for head in 0..n_kv_heads {
+                    let of = |rows: &[f32]| -> Vec<f32> {
+                        rows[from * width + head * d_head..][..d_head].iter().map(round).collect()
+                    };
+                    assert_eq!(page.key(head, position), of(&keys));
+                    assert_eq!(page.value(head, position), of(&values));
+                }
+            }
+            assert!(page.key(0, 49).iter().chain(&page.value(0, 59)).all(|&x| x == 0.0));
+            let too_far = page.write(56, &keys, &values);
+            assert!(matches!(too_far, Err(OpError::Shape { op: "KvPage::write", .. })));
+            assert!(page.write(usize::MAX, &keys, &values).is_err());
+            assert!(page.write(0, &keys, &values[..width]).is_err());
+            assert!(width == 1 || page.write(0, &keys[1..], &values[1..]).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_page_beyond_the_address_space_is_an_error() {
+    for (n_kv_heads, d_head) in [(usize::MAX, 2), (2, usize::MAX), (1 << 30, 1 << 30)] {
+        let layout = KvLayout { n_kv_heads, d_head, dtype: KvDtype::F16 };
+        assert!(matches!(KvPage::zeroed(layout), Err(OpError::Allocation { .. })));
+    }
 }

@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 256 << 20;
 const MAX_GROWTH: usize = 4096;
 
 /// Reads a regular file.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     // asked before opening: to open a pipe for reading waits for a writer
     let metadata = fs::metadata(path)?;

@@ -157,7 +157,7 @@ mod tests {
     }
 
     fn one_shot(tokenizer: &Tokenizer, ids: &[u32]) -> String {
-        tokenizer.inner.decode(ids, true).unwrap()
+        tokenizer.inner.decode(ids).unwrap()
     }
 
     /// A SentencePiece-like tokenizer as of LLaMA 2: `▁` for spaces, byte tokens, a stripped

@@ -4,6 +4,7 @@
 //!   assertions that apply it. Masks, ids and counts are compared exactly, with `assert_eq!`.
 //! - [`seeded`]: a small generator of test data that gives the same bits on every platform.
 //! - [`fixture`]: the micro models, the demo model, texts and tokenizer cases.
+//! - [`blocks`]: quantised weights as ggml writes and reads them.
 //! - [`golden`]: the reference results stored beside the models.
 //!
 //! This crate is not published and imports no crate of the workspace, so that a defect in the
@@ -23,6 +24,7 @@
 //! tolerance::assert_close(&[forward], &[backward], bound, "dot product, two orders");
 //! ```
 
+pub mod blocks;
 mod file;
 pub mod fixture;
 pub mod golden;
@@ -30,6 +32,7 @@ pub mod pytorch;
 pub mod seeded;
 pub mod tolerance;
 
+pub use blocks::GgmlBlocks;
 pub use fixture::Fixture;
 pub use golden::{Golden, Prompt};
 pub use seeded::Seeded;

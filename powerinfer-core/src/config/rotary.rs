@@ -41,6 +41,11 @@ pub enum RopeScaling {
         /// Tokens of the context that the model was first trained on.
         original_max_context: usize,
     },
+    /// Each frequency is divided by a number of its own, as a file's tensor says.
+    Factors {
+        /// `[d_head / 2]`, finite and positive.
+        divisors: Vec<f32>,
+    },
 }
 
 impl RotaryConfig {

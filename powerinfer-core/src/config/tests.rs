@@ -80,7 +80,7 @@ fn what_is_absent_has_its_documented_meaning() {
     assert!(!config.attention_bias && !config.mlp_bias && !config.tie_word_embeddings);
     assert_eq!(
         config.kv_shape(),
-        KvShape { n_layers: 3, n_kv_heads: 6, d_head: 8, max_context: 128 }
+        KvShape { n_layers: 3, n_kv_heads: 6, d_head: 8, max_context: 128, dtype: KvDtype::F32 }
     );
 }
 

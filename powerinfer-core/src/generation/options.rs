@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::cancel::CancelToken;
+use crate::generation::LogitsHook;
 use crate::sampler::Sampling;
 use crate::stats::StepStats;
 
@@ -31,6 +33,14 @@ pub struct GenerationOptions {
     /// Tokens of the prompt that run through the model at once; 0 for all. More need more memory
     /// for activations. Changes no result. Default 256.
     pub prefill_chunk: usize,
+    /// Give, with each token, its log-probability and those of so many likeliest tokens. Default
+    /// `None`.
+    pub logprobs: Option<usize>,
+    /// Changes logits before a token is chosen from them. Default `None`.
+    pub logits_hook: Option<LogitsHook>,
+    /// Stops the generation, from another thread, before the next layer. Default: one that nobody
+    /// else has.
+    pub cancel: CancelToken,
 }
 
 impl Default for GenerationOptions {
@@ -41,6 +51,9 @@ impl Default for GenerationOptions {
             stop_ids: Vec::new(),
             ignore_eos: false,
             prefill_chunk: 256,
+            logprobs: None,
+            logits_hook: None,
+            cancel: CancelToken::default(),
         }
     }
 }
@@ -74,6 +87,24 @@ impl GenerationOptions {
     #[must_use]
     pub fn with_prefill_chunk(self, prefill_chunk: usize) -> Self {
         Self { prefill_chunk, ..self }
+    }
+
+    /// With another [`logprobs`](Self::logprobs).
+    #[must_use]
+    pub fn with_logprobs(self, logprobs: Option<usize>) -> Self {
+        Self { logprobs, ..self }
+    }
+
+    /// With another [`logits_hook`](Self::logits_hook).
+    #[must_use]
+    pub fn with_logits_hook(self, logits_hook: Option<LogitsHook>) -> Self {
+        Self { logits_hook, ..self }
+    }
+
+    /// With another [`cancel`](Self::cancel).
+    #[must_use]
+    pub fn with_cancel(self, cancel: CancelToken) -> Self {
+        Self { cancel, ..self }
     }
 }
 

@@ -26,7 +26,8 @@ enum Fault {
 
 impl Sum {
     fn new(max_context: usize) -> Self {
-        let kv = KvShape { n_layers: 1, n_kv_heads: 1, d_head: 1, max_context };
+        let kv =
+            KvShape { n_layers: 1, n_kv_heads: 1, d_head: 1, max_context, ..KvShape::default() };
         let info =
             ModelInfo { vocab_size: VOCAB, eos_token_ids: vec![49], kv, ..ModelInfo::default() };
         Self { info, fault: None }
@@ -51,7 +52,7 @@ impl CausalLm for Sum {
             return Err(Error::Model("made to fail".into()));
         }
         let mut sum = match have.checked_sub(1) {
-            Some(last) => cache.layer(0).page(last / PAGE_LEN).0[last % PAGE_LEN],
+            Some(last) => cache.layer(0).page(last / PAGE_LEN).key(0, last % PAGE_LEN)[0],
             None => 0.0,
         };
         let sums: Vec<f32> = tokens
@@ -317,7 +318,7 @@ fn a_failure_is_given_out_once_and_changes_nothing() {
                     assert!(matches!(error, Error::LogitsLength { expected: 50, found: 49 }));
                 }
                 Nan => assert!(
-                    matches!(error, Error::NonFiniteLogits { position: at } if at == position)
+                    matches!(error, Error::NonFiniteLogits { position: at, .. } if at == position)
                 ),
             }
             assert!(generation.next().is_none());

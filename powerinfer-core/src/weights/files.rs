@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use super::header::{self, Located, MAX_HEADER_BYTES};
+use super::mapped::{MappedFile, MappedTensor};
 use super::{TensorInfo, TensorSource, pytorch};
 use crate::error::{Error, Result};
 use crate::json::{self, UniqueMap};
@@ -34,6 +35,8 @@ pub(super) struct WeightFiles {
     /// The file, or the index of its shards.
     path: PathBuf,
     files: Vec<RegularFile>,
+    /// The same files in memory, if they are mapped.
+    maps: Vec<MappedFile>,
     tensors: BTreeMap<String, Place>,
 }
 
@@ -65,10 +68,15 @@ impl WeightFiles {
         found.ok_or_else(|| Error::NoWeights { path: dir.to_owned(), pytorch })
     }
 
+    /// No files yet.
+    fn empty(path: &Path) -> Self {
+        Self { path: path.to_owned(), files: vec![], maps: vec![], tensors: BTreeMap::new() }
+    }
+
     /// Opens one PyTorch file.
     pub(super) fn open_pytorch_file(path: &Path) -> Result<Self> {
         let file = RegularFile::open(path)?;
-        let mut this = Self { path: path.to_owned(), files: vec![], tensors: BTreeMap::new() };
+        let mut this = Self::empty(path);
         this.add_file(file, &PYTORCH)?;
         Ok(this)
     }
@@ -77,7 +85,7 @@ impl WeightFiles {
     pub(super) fn open_safetensors_file(path: &Path) -> Result<(Self, BTreeMap<String, String>)> {
         let file = RegularFile::open(path)?;
         let metadata = header::read_metadata(&file)?;
-        let mut this = Self { path: path.to_owned(), files: vec![], tensors: BTreeMap::new() };
+        let mut this = Self::empty(path);
         this.add_file(file, &SAFETENSORS)?;
         Ok((this, metadata))
     }
@@ -88,11 +96,16 @@ impl WeightFiles {
         usize::try_from(size).unwrap_or(usize::MAX)
     }
 
+    /// Maps all files.
+    pub(super) fn map(mut self) -> Result<Self> {
+        self.maps = self.files.iter().map(MappedFile::new).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
     fn open_kind(dir: &Path, kind: &Kind, max_bytes: u64) -> Result<Option<Self>> {
         let (file, index) = (dir.join(kind.file), dir.join(kind.index));
         if let Some(file) = open_if_there(&file, max_bytes)? {
-            let path = file.path().to_owned();
-            let mut this = Self { path, files: vec![], tensors: BTreeMap::new() };
+            let mut this = Self::empty(file.path());
             this.add_file(file, kind)?;
             return Ok(Some(this));
         }
@@ -105,8 +118,7 @@ impl WeightFiles {
     fn open_shards(dir: &Path, index: &RegularFile, kind: &Kind, max_bytes: u64) -> Result<Self> {
         let text = index.read_all("a shard index", MAX_HEADER_BYTES)?;
         let Index { weight_map: UniqueMap(weight_map) } = json::parse(index.path(), &text)?;
-        let mut this =
-            Self { path: index.path().to_owned(), files: vec![], tensors: BTreeMap::new() };
+        let mut this = Self::empty(index.path());
         for shard in weight_map.values().collect::<BTreeSet<_>>() {
             let path = this.path.clone();
             if !is_plain_file_name(shard) {
@@ -168,18 +180,13 @@ impl TensorSource for WeightFiles {
         let Some(Place { file, located }) = self.tensors.get(name) else {
             return Err(Error::MissingTensor { path: self.path.clone(), name: name.to_owned() });
         };
-        let file = &self.files[*file];
-        let len = out.len() as u64;
-        if offset_bytes.checked_add(len).is_none_or(|end| end > located.size) {
-            return Err(Error::TensorRange {
-                path: file.path().to_owned(),
-                name: name.to_owned(),
-                offset: offset_bytes,
-                len,
-                size: located.size,
-            });
-        }
-        file.read_at(located.offset + offset_bytes, out)
+        located.read(&self.files[*file], offset_bytes, out)
+    }
+
+    fn mapped(&self, name: &str) -> Option<MappedTensor> {
+        let Place { file, located } = self.tensors.get(name)?;
+        let bytes = self.maps.get(*file)?.part(located.offset, located.size);
+        Some(MappedTensor { bytes, order: None })
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -25,13 +25,33 @@ pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const METADATA: &str = "__metadata__";
 
 /// A tensor and where its bytes lie.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Located {
     pub(super) info: TensorInfo,
     /// First byte, counted from the start of the file.
     pub(super) offset: u64,
     /// Length in bytes.
     pub(super) size: u64,
+}
+
+impl Located {
+    /// Fills `out` from `offset` on, counted from the start of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::TensorRange`], [`Error::Io`].
+    pub(super) fn read(&self, file: &RegularFile, offset: u64, out: &mut [u8]) -> Result<()> {
+        let len = out.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > self.size) {
+            return Err(Error::TensorRange {
+                path: file.path().to_owned(),
+                name: self.info.name.clone(),
+                offset,
+                len,
+                size: self.size,
+            });
+        }
+        file.read_at(self.offset + offset, out)
+    }
 }
 
 /// Reads and checks the header of `file`, and that the file is as long as the header says.

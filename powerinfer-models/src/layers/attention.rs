@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use powerinfer_core::{KvCache, Result};
+use powerinfer_ops::Workspace;
 use powerinfer_ops::attention::{AttentionShape, alibi_slopes, causal_attention};
 
 use crate::layers::{Linear, RotaryTable};
@@ -104,6 +105,7 @@ impl Attention {
         rotary: Option<&RotaryTable>,
         layer: usize,
         cache: &mut KvCache,
+        workspace: &mut Workspace,
     ) -> Result<Tensor> {
         let turned = |x: Tensor| match rotary {
             Some(rotary) => rotary.apply(&x),
@@ -125,7 +127,7 @@ impl Attention {
             window: self.window,
             alibi_slopes: self.alibi_slopes.as_deref(),
         };
-        let attended = causal_attention(&queries, &cache.layer(layer), shape)?;
+        let attended = causal_attention(&queries, &cache.layer(layer), shape, workspace)?;
         self.output.forward(&attended)
     }
 

@@ -74,7 +74,9 @@ impl Block {
     /// The residual stream after this block; `x` and the result `[n_tokens, d_model]`.
     ///
     /// # Errors
-    /// [`Error`](powerinfer_core::Error) of the cache, the predictor or an operator.
+    /// [`Error`](powerinfer_core::Error) of the cache, the predictor or an operator, and
+    /// [`Cancelled`](powerinfer_core::Error::Cancelled), for which it looks before the attention and
+    /// before the feed-forward network.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -82,30 +84,32 @@ impl Block {
         cache: &mut KvCache,
         step: &mut Step,
     ) -> Result<Tensor> {
-        let attend = |x: &Tensor, cache: &mut KvCache| {
-            self.attention.forward(x, pass.rotary, pass.layer, cache)
+        let attend = |x: &Tensor, cache: &mut KvCache, step: &mut Step| {
+            step.cancel.check()?;
+            self.attention.forward(x, pass.rotary, pass.layer, cache, &mut step.workspace)
         };
-        let mut ffn = |residual: &Tensor, normed: &Tensor| {
+        let ffn = |residual: &Tensor, normed: &Tensor, step: &mut Step| {
+            step.cancel.check()?;
             let inputs = FfnInputs { residual, normed };
             self.ffn.forward(&inputs, pass.sparsity, pass.layer, step)
         };
         match &self.norms {
             BlockNorms::Before { attention, ffn: ffn_norm } => {
-                let x = residual_add(x, &attend(&attention.forward(x)?, cache)?)?;
-                let y = ffn(&x, &ffn_norm.forward(&x)?)?;
+                let x = residual_add(x, &attend(&attention.forward(x)?, cache, step)?)?;
+                let y = ffn(&x, &ffn_norm.forward(&x)?, step)?;
                 Ok(residual_add(&x, &y)?)
             }
             BlockNorms::After { attention, ffn: ffn_norm } => {
-                let x = attention.forward(&residual_add(x, &attend(x, cache)?)?)?;
-                let y = ffn(&x, &x)?;
+                let x = attention.forward(&residual_add(x, &attend(x, cache, step)?)?)?;
+                let y = ffn(&x, &x, step)?;
                 ffn_norm.forward(&residual_add(&x, &y)?)
             }
             BlockNorms::Parallel { attention, ffn: ffn_norm } => {
                 let normed = attention.forward(x)?;
-                let attended = residual_add(x, &attend(&normed, cache)?)?;
+                let attended = residual_add(x, &attend(&normed, cache, step)?)?;
                 let y = match ffn_norm {
-                    Some(ffn_norm) => ffn(x, &ffn_norm.forward(x)?)?,
-                    None => ffn(x, &normed)?,
+                    Some(ffn_norm) => ffn(x, &ffn_norm.forward(x)?, step)?,
+                    None => ffn(x, &normed, step)?,
                 };
                 Ok(residual_add(&attended, &y)?)
             }

@@ -1,8 +1,12 @@
 //! A stack of blocks between embeddings and head: the one `CausalLm` of all architectures.
 
-use powerinfer_core::{CausalLm, Error, KvCache, ModelConfig, ModelInfo, Result, Sparsity, Step};
+use candle_core::Tensor;
+use powerinfer_core::{
+    CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
+};
 use powerinfer_predictor::ActivationPredictor;
 
+use crate::gguf_names::is_predictor;
 use crate::layers::block::Pass;
 use crate::layers::{Block, Embedding, Head, Norm, Position};
 use crate::loader::Loaded;
@@ -42,6 +46,7 @@ impl Decoder {
     pub(crate) fn describe(
         &mut self,
         config: &ModelConfig,
+        kv: KvShape,
         sparsity: Sparsity,
         loaded: Loaded,
         ignored: &[String],
@@ -53,6 +58,12 @@ impl Decoder {
                 config.activation
             ));
         }
+        let (predictor, ignored): (Vec<&str>, Vec<&str>) =
+            ignored.iter().map(String::as_str).partition(|name| is_predictor(name));
+        if !predictor.is_empty() {
+            let n = predictor.len();
+            notes.push(format!("the file's own predictor, {n} matrices, is not used"));
+        }
         if !ignored.is_empty() {
             notes.push(format!("tensors that are not needed: {}", ignored.join(", ")));
         }
@@ -63,7 +74,7 @@ impl Decoder {
         info.d_ff = config.d_ff;
         info.vocab_size = config.vocab_size;
         info.max_context = config.max_context;
-        info.kv = config.kv_shape();
+        info.kv = kv;
         info.activation = config.activation.to_string();
         info.sparsity = sparsity;
         info.n_parameters = loaded.n_parameters;
@@ -118,9 +129,11 @@ impl CausalLm for Decoder {
         for (layer, block) in self.blocks.iter().enumerate() {
             let pass = Pass { layer, sparsity, rotary: rotary.as_ref() };
             x = block.forward(&x, pass, cache, step)?;
+            check_finite(&x, layer, cache.len())?;
             step.stats.weight_bytes += block.dense_bytes() as u64;
         }
         let n_rows = step.wanted.n_rows(tokens.len());
+        step.cancel.check()?;
         if n_rows == 0 {
             step.logits.clear();
         } else {
@@ -138,5 +151,21 @@ impl CausalLm for Decoder {
         step.stats.n_tokens += tokens.len() as u64;
         cache.commit();
         Ok(())
+    }
+}
+
+/// Fails at the first position of the residual stream `x` `[n_tokens, d_model]` that is not finite:
+/// neither are the logits that come of it, and its keys and values would spoil all that follow.
+fn check_finite(x: &Tensor, layer: usize, first_position: usize) -> Result<()> {
+    let d_model = x.dim(1)?.max(1);
+    let broken = powerinfer_ops::with_f32(x, |values| -> Result<Option<usize>> {
+        Ok(values.iter().position(|value| !value.is_finite()))
+    })?;
+    match broken {
+        Some(at) => Err(Error::NonFiniteLogits {
+            position: first_position + at / d_model,
+            layer: Some(layer),
+        }),
+        None => Ok(()),
     }
 }

@@ -24,7 +24,12 @@ impl Rotary {
     pub fn new(config: &RotaryConfig, d_head: usize) -> Self {
         let frequency = |i: usize| {
             let plain = config.theta.powf(-(2.0 * i as f64) / d_head as f64);
-            scaled(plain, &config.scaling) as f32
+            match &config.scaling {
+                RopeScaling::Factors { divisors } => {
+                    (plain / divisors.get(i).map_or(1.0, |&divisor| f64::from(divisor))) as f32
+                }
+                scaling => scaled(plain, scaling) as f32,
+            }
         };
         Self { frequencies: (0..d_head / 2).map(frequency).collect() }
     }
@@ -61,6 +66,22 @@ impl RotaryTable {
         let heads = x.reshape((n_tokens, 1, width / d_head, d_head))?;
         let turned = candle_nn::rotary_emb::rope_thd(&heads, &self.cos, &self.sin)?;
         Ok(turned.reshape((n_tokens, width))?)
+    }
+}
+
+/// By what each frequency of heads of `d_head` values is divided; `None` where that does not differ
+/// from one frequency to another.
+pub(crate) fn divisors(scaling: &RopeScaling, theta: f64, d_head: usize) -> Option<Vec<f32>> {
+    match scaling {
+        RopeScaling::Factors { divisors } => Some(divisors.clone()),
+        RopeScaling::Llama3 { .. } => {
+            let divisor = |i: usize| {
+                let plain = theta.powf(-(2.0 * i as f64) / d_head as f64);
+                (plain / scaled(plain, scaling)) as f32
+            };
+            Some((0..d_head / 2).map(divisor).collect())
+        }
+        _ => None,
     }
 }
 

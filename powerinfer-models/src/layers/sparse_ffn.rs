@@ -170,6 +170,17 @@ impl SparseFfn {
         let d_ff = self.shards.iter().map(FfnShard::n_neurons).sum();
         let mut all = vec![0.0; d_ff];
         for shard in &self.shards {
+            if let Some(down) = &shard.weights().down_by_output {
+                let mut row = vec![0.0; down.d_model()];
+                let mut squares = vec![0.0; down.d_model()];
+                for output in 0..down.n_neurons() {
+                    down.row_to_f32(output, &mut row);
+                    squares.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value * value);
+                }
+                let norms: Vec<f32> = squares.iter().map(|sum: &f32| sum.sqrt()).collect();
+                shard.scatter(&norms, &mut all);
+                continue;
+            }
             let down = &shard.weights().down;
             let mut row = vec![0.0; down.d_model()];
             let norm = |index: usize| {

@@ -1,10 +1,12 @@
 //! Running a stored model the way the laws need it.
+#![allow(dead_code, reason = "each test uses a part")]
 
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use powerinfer_core::{CausalLm, KvCache, ModelConfig, Sparsity, Step, StepStats, WantedLogits};
 use powerinfer_models::{LoadOptions, load, supported_model_types};
+use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{ThreadPool, WeightFormat};
 use testing::{Fixture, Seeded};
 
@@ -50,6 +52,15 @@ pub(crate) fn load_fixture_as(
 ) -> Box<dyn CausalLm> {
     let options =
         LoadOptions::default().with_sparsity(sparsity).with_dtype(dtype).with_pytorch(MAX_BYTES);
+    load(&fixture.model_dir, &options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
+}
+
+/// The fixture's model in its default mode, with keys and values cached in f16.
+pub(crate) fn load_with_f16_cache(fixture: &Fixture, sparsity: Sparsity) -> Box<dyn CausalLm> {
+    let options = LoadOptions::default()
+        .with_sparsity(sparsity)
+        .with_kv_dtype(KvDtype::F16)
+        .with_pytorch(MAX_BYTES);
     load(&fixture.model_dir, &options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
 }
 

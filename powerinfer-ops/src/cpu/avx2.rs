@@ -4,12 +4,14 @@
 
 use std::arch::x86_64::*;
 
+use super::attention_rows::AVX2 as ATTENTION;
 use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
+use super::simd_blocks;
 use super::simd_table::simd_table;
 use super::tiles::tiles;
 use super::{
-    F32Products, GROUP, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    F32Products, GROUP, Grouping, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
     RowValues, Rows, Table, TokenScales,
 };
 
@@ -90,6 +92,51 @@ impl Vector for __m256 {
     unsafe fn splat_f16(at: *const u8) -> Self {
         // SAFETY: see above.
         unsafe { _mm256_cvtph_ps(_mm_set1_epi16(at.cast::<i16>().read_unaligned())) }
+    }
+
+    type Ints = __m256i;
+
+    #[inline(always)]
+    unsafe fn load_u8(at: *const u8) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn bits(ints: __m256i, shift: u32, mask: i32) -> __m256i {
+        // SAFETY: see above.
+        unsafe {
+            let shifted = _mm256_srl_epi32(ints, _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spread_bits(word: u32) -> __m256i {
+        // SAFETY: see above.
+        unsafe {
+            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let shifted = _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), lanes);
+            _mm256_and_si256(shifted, _mm256_set1_epi32(1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn join(low: __m256i, high: __m256i, shift: u32) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_or_si256(low, _mm256_sll_epi32(high, _mm_cvtsi32_si128(shift as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn minus(ints: __m256i, bias: i32) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_sub_epi32(ints, _mm256_set1_epi32(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(ints: __m256i) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepi32_ps(ints) }
     }
 
     #[inline(always)]

@@ -4,12 +4,14 @@
 
 use std::arch::x86_64::*;
 
+use super::attention_rows::AVX512 as ATTENTION;
 use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
+use super::simd_blocks;
 use super::simd_table::simd_table;
 use super::tiles::tiles;
 use super::{
-    F32Products, GROUP, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    F32Products, GROUP, Grouping, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
     RowValues, Rows, Table, TokenScales,
 };
 
@@ -97,6 +99,51 @@ impl Vector for __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(at.cast::<i16>().read_unaligned())) }
     }
 
+    type Ints = __m512i;
+
+    #[inline(always)]
+    unsafe fn load_u8(at: *const u8) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn bits(ints: __m512i, shift: u32, mask: i32) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let shifted = _mm512_srl_epi32(ints, _mm_cvtsi32_si128(shift as i32));
+            _mm512_and_si512(shifted, _mm512_set1_epi32(mask))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spread_bits(word: u32) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let shifted = _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), lanes);
+            _mm512_and_si512(shifted, _mm512_set1_epi32(1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn join(low: __m512i, high: __m512i, shift: u32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_or_si512(low, _mm512_sll_epi32(high, _mm_cvtsi32_si128(shift as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn minus(ints: __m512i, bias: i32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_sub_epi32(ints, _mm512_set1_epi32(bias)) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(ints: __m512i) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(ints) }
+    }
+
     #[inline(always)]
     unsafe fn mul(self, factor: Self) -> Self {
         // SAFETY: see above.
@@ -127,6 +174,33 @@ impl Vector for __m512 {
         unsafe {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
             _mm256_add_ps(_mm512_castps512_ps256(self), high).sum()
+        }
+    }
+
+    /// Halves are added to halves as in `sum`, those of two and four vectors side by side.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: see above.
+        unsafe {
+            let mut eights = [_mm256_setzero_ps(); 4];
+            for i in 0..4 {
+                let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v[i])));
+                eights[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), high);
+            }
+            let mut fours = [_mm256_setzero_ps(); 2];
+            for i in 0..2 {
+                let (a, b) = (eights[2 * i], eights[2 * i + 1]);
+                let low = _mm256_permute2f128_ps::<0x20>(a, b);
+                fours[i] = _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+            let (ab, cd) = (_mm256_castps_pd(fours[0]), _mm256_castps_pd(fours[1]));
+            let low = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+            let twos = _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+            // sums of a, c, b, d in every second lane
+            let ones = _mm256_add_ps(twos, _mm256_movehdup_ps(twos));
+            let mut lanes = [0.0; 8];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), ones);
+            [lanes[0], lanes[4], lanes[2], lanes[6]]
         }
     }
 

@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 use super::int8::{BLOCKS, InputGroup, WeightGroup};
 use super::simd::{LINE, Vector};
 use super::tiles::tiles;
-use super::{GROUP, Int8Products, Int8Table, RowValues, Rows};
+use super::{GROUP, Grouping, Int8Products, Int8Table, RowValues, Rows};
 use crate::format::{BlockFormat, NumberFormat, Q40, Q80};
 
 /// Rows of a tile; as many tokens: eight sums and three registers of weights.
@@ -27,7 +27,7 @@ const fn products<F: Pairs>() -> Int8Products {
     Int8Products {
         dot: dot::<F>,
         dot_group: dot_group::<F>,
-        grouped: true,
+        grouping: Grouping::Always,
         unpack: unpack::<F>,
         block,
         gather,

@@ -11,9 +11,9 @@
 use std::arch::x86_64::*;
 
 use super::int8::{BLOCKS, InputGroup, WeightGroup};
-use super::simd::{LINE, Vector};
+use super::simd::{self, LINE, Vector};
 use super::tiles::tiles;
-use super::{GROUP, Int8Products, Int8Table, RowValues, Rows};
+use super::{GROUP, Grouping, Int8Products, Int8Table, RowValues, Rows};
 use crate::format::{NumberFormat, Q40, Q80};
 
 /// Rows of a tile; as many tokens: sixteen sums and three registers of weights.
@@ -27,7 +27,7 @@ const fn products<F: Groups>() -> Int8Products {
     Int8Products {
         dot: dot::<F>,
         dot_group: dot_group::<F>,
-        grouped: false,
+        grouping: Grouping::Scattered,
         unpack: unpack::<F>,
         block,
         gather,
@@ -174,10 +174,7 @@ unsafe fn dots<F: Groups, const R: usize>(
                 sums[r] = add_group::<F>(padded.as_ptr(), &x[n_whole], sums[r]);
             }
         }
-        let mut totals = [0.0; R];
-        for r in 0..R {
-            totals[r] = sums[r].sum();
-        }
+        let [totals] = simd::sum_lanes(&[sums]);
         totals
     }
 }
@@ -340,12 +337,6 @@ unsafe fn tile<const R: usize, const T: usize>(
                 }
             }
         }
-        let mut products = [[0.0; R]; T];
-        for t in 0..T {
-            for r in 0..R {
-                products[t][r] = sums[t][r].sum();
-            }
-        }
-        products
+        simd::sum_lanes(&sums)
     }
 }

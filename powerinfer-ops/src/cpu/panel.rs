@@ -29,7 +29,7 @@ use crate::bytes::AlignedScratch;
 use crate::matrix::NeuronMatrix;
 
 /// Bytes of unpacked rows that stay in the L2 cache while all tokens pass over them.
-const UNPACKED_BYTES: usize = 192 << 10;
+const UNPACKED_BYTES: usize = 384 << 10;
 /// Tokens whose products are collected before they go where they belong: whole tiles everywhere.
 const TOKENS: usize = 24;
 /// Products of some neurons with some tokens, as a share of all, from which on multiplying all of
@@ -50,14 +50,14 @@ pub(crate) fn matmul(kernels: RowKernels, w: &NeuronMatrix, x: Inputs<'_>, out: 
     });
 }
 
-/// The products of a block of neurons with many tokens: those that `masks` picks, to `put` as
-/// token, neuron of the block, product.
+/// The products of a block of neurons with many tokens: those that `masks` picks, and perhaps
+/// others, to `put` as token, first neuron of the block, products.
 pub(crate) fn block_products(
     scratch: &mut PanelScratch,
     kernels: RowKernels,
     (w, block): (&NeuronMatrix, usize),
     (x, masks): (Inputs<'_>, &[u64]),
-    put: impl FnMut(usize, usize, f32),
+    put: impl FnMut(usize, usize, &[f32]),
 ) {
     let row_ops = kernels.primitives(w.format());
     for_products!(row_ops, bodies => {
@@ -148,14 +148,13 @@ impl<X: ProductInput> Rows<'_, X> {
         self.products(scratch, rows, x, |t, products| outs[t].copy_from_slice(products));
     }
 
-    /// The products of a block of neurons that `masks` picks for each token, and perhaps others;
-    /// `put` gets those that were picked.
+    /// The products of a block of neurons that `masks` picks for each token, and perhaps others.
     fn picked(
         &self,
         scratch: &mut Unpacked<X>,
         block: usize,
         (x, masks): (&[X], &[u64]),
-        mut put: impl FnMut(usize, usize, f32),
+        mut put: impl FnMut(usize, usize, &[f32]),
     ) {
         let rows = block_rows(self.w.n_neurons(), block);
         let n_picked: u32 = masks.iter().map(|mask| mask.count_ones()).sum();
@@ -163,13 +162,7 @@ impl<X: ProductInput> Rows<'_, X> {
             let step = unpacked_rows(self.bodies, self.w.d_model());
             for at in (0..rows.len()).step_by(step) {
                 let some = rows.start + at..rows.end.min(rows.start + at + step);
-                self.products(scratch, some, x, |t, products| {
-                    for (r, &product) in (at..).zip(products) {
-                        if masks[t] >> r & 1 == 1 {
-                            put(t, r, product);
-                        }
-                    }
-                });
+                self.products(scratch, some, x, |t, products| put(t, at, products));
             }
             return;
         }
@@ -184,7 +177,7 @@ impl<X: ProductInput> Rows<'_, X> {
             products.resize(tokens.len(), 0.0);
             self.unpack(row, unpacked);
             (self.bodies.gather)(unpacked, x, tokens, products);
-            for (&t, &product) in tokens.iter().zip(products.iter()) {
+            for (&t, product) in tokens.iter().zip(products.chunks_exact(1)) {
                 put(t as usize, r, product);
             }
         }

@@ -29,7 +29,8 @@
 use rayon::prelude::*;
 
 use super::product::{Inputs, ProductInput, for_products};
-use super::{GROUP, ProductBodies, RowKernels, RowPrimitives, panel};
+use super::{GROUP, Grouping, ProductBodies, RowKernels, RowPrimitives, Rows, panel};
+use crate::bytes::LINE_BYTES;
 use crate::matrix::NeuronMatrix;
 
 /// Weights worth a task of their own: handing one to another thread costs a few microseconds,
@@ -122,18 +123,32 @@ fn dot_rows_with<'a, X: ProductInput>(
     out: &mut [f32],
 ) {
     let Some(last) = out.len().checked_sub(1) else { return };
-    let distance = rows_ahead(bodies.grouped, row(0).len());
+    let distance = rows_ahead(bodies.grouping != Grouping::Never, row(0).len());
     let ahead = |k: usize| row((k + distance).min(last));
-    let n_grouped = if bodies.grouped { out.len() / GROUP * GROUP } else { 0 };
+    let in_groups = bodies.grouping != Grouping::Never;
+    let n_grouped = if in_groups { out.len() / GROUP * GROUP } else { 0 };
     let (grouped, rest) = out.split_at_mut(n_grouped);
     for (group, out) in grouped.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
         let at = group * GROUP;
-        let rows = std::array::from_fn(|r| row(at + r));
-        *out = (bodies.dot_group)(rows, std::array::from_fn(|r| ahead(at + r)), x);
+        let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
+        if bodies.grouping == Grouping::Always || !is_stream(&rows) {
+            *out = (bodies.dot_group)(rows, std::array::from_fn(|r| ahead(at + r)), x);
+        } else {
+            for (r, out) in out.iter_mut().enumerate() {
+                *out = (bodies.dot)(rows[r], ahead(at + r), x);
+            }
+        }
     }
     for (k, out) in (n_grouped..).zip(rest) {
         *out = (bodies.dot)(row(k), ahead(k), x);
     }
+}
+
+/// Whether the rows of a group lie one after the other.
+fn is_stream(rows: &Rows<'_>) -> bool {
+    let starts = rows.map(|row| row.as_ptr().addr());
+    // rows are padded to lines
+    starts[GROUP - 1] - starts[0] < GROUP * (rows[0].len() + LINE_BYTES)
 }
 
 /// [`axpy_picked`] over any ascending list of rows: entry `k` is row `row(k)`, and the entries of

@@ -2,10 +2,10 @@
 
 use super::int8::{self, BLOCKS, InputGroup, WeightGroup};
 use super::{
-    F32Products, Int8Products, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives, Table,
-    TokenScales,
+    F32Products, Grouping, Int8Products, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    Table, TokenScales,
 };
-use crate::format::{Bf16, BlockFormat, F16, F32, NumberFormat, Q40, Q80};
+use crate::format::{Bf16, BlockFormat, F16, F32, NumberFormat, Q4K, Q6K, Q40, Q41, Q50, Q80};
 
 pub(super) static TABLE: Table = Table {
     name: "scalar",
@@ -14,10 +14,15 @@ pub(super) static TABLE: Table = Table {
     bf16: primitives::<Bf16>(f32_products::<Bf16>()),
     q8_0: primitives::<Q80>(int8_products::<Q80>()),
     q4_0: primitives::<Q40>(int8_products::<Q40>()),
+    q4_1: primitives::<Q41>(f32_products::<Q41>()),
+    q5_0: primitives::<Q50>(f32_products::<Q50>()),
+    q4_k: primitives::<Q4K>(f32_products::<Q4K>()),
+    q6_k: primitives::<Q6K>(f32_products::<Q6K>()),
     quantize: int8::quantize,
     axpy_tile,
     axpy_picked,
     prefetch: |_| {},
+    attention: &super::attention_rows::SCALAR,
     fold,
 };
 
@@ -46,7 +51,7 @@ const fn f32_products<F: BlockFormat>() -> Products {
     Products::F32(F32Products {
         dot: |row, _, x| F::dot(row, x),
         dot_group: |rows, _, x| rows.map(|row| F::dot(row, x)),
-        grouped: false,
+        grouping: Grouping::Never,
         unpack: decode::<F>,
         block: |rows, xs, len, out| block(rows, xs, len, out, f32_dot),
         gather: |row, xs, tokens, out| gather(row, xs, tokens, out, f32_dot),
@@ -62,7 +67,7 @@ const fn int8_products<F: NumberFormat>() -> Products {
     Products::Int8(Int8Products {
         dot: |row, _, x| F::dot_int8(row, x),
         dot_group: |rows, _, x| rows.map(|row| F::dot_int8(row, x)),
-        grouped: false,
+        grouping: Grouping::Never,
         unpack: unpack::<F>,
         block: |rows, xs, len, out| block(rows, xs, len, out, int8_dot),
         gather: |row, xs, tokens, out| gather(row, xs, tokens, out, int8_dot),

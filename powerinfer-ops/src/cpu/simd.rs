@@ -28,9 +28,9 @@ pub(super) const LINE: usize = 64;
 const CHAINS: usize = 2;
 /// Tiles of [`row_tiles`] whose sums are kept at once, and steps of columns between them: 32 KiB of
 /// rows and tokens.
-const TILES: usize = 12;
+const TILES: usize = 24;
 const COLUMN_STEPS: usize = 32;
-/// Values that are loaded in one step: a block of the quantised formats.
+/// Values that are loaded in one step: a block of the quantised formats, or an eighth of one.
 pub(super) const STEP: usize = 32;
 /// Bytes of a step of the widest format.
 const WIDEST: usize = STEP * 4;
@@ -58,6 +58,18 @@ pub(super) trait Vector: Copy {
     unsafe fn load_u4(nibbles: Self::Nibbles, at: *const u8, high: bool) -> Self;
     /// One f16 in all lanes.
     unsafe fn splat_f16(at: *const u8) -> Self;
+    /// As many integers of 32 bits as there are lanes.
+    type Ints: Copy;
+    /// Unsigned bytes.
+    unsafe fn load_u8(at: *const u8) -> Self::Ints;
+    /// `(ints >> shift) & mask`
+    unsafe fn bits(ints: Self::Ints, shift: u32, mask: i32) -> Self::Ints;
+    /// Bit `i` of `word` in lane `i`, as 0 or 1.
+    unsafe fn spread_bits(word: u32) -> Self::Ints;
+    /// `low | (high << shift)`
+    unsafe fn join(low: Self::Ints, high: Self::Ints, shift: u32) -> Self::Ints;
+    unsafe fn minus(ints: Self::Ints, bias: i32) -> Self::Ints;
+    unsafe fn to_f32(ints: Self::Ints) -> Self;
     unsafe fn mul(self, factor: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn store(self, at: *mut f32);
@@ -65,14 +77,25 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// The sum of the lanes, in one fixed order.
     unsafe fn sum(self) -> f32;
+    /// [`sum`](Self::sum) of four vectors, to the same bits.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [v[0].sum(), v[1].sum(), v[2].sum(), v[3].sum()] }
+    }
     /// Asks for the line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
 
 /// How the values of a format become f32 lanes, a step of [`STEP`] values at a time.
+///
+/// A row is a sequence of blocks of `STEPS` steps each. A step is told where its block begins and
+/// which of its steps it is, and finds what it needs there.
 pub(super) trait Steps<V: Vector> {
-    /// Bytes of a step.
+    /// Bytes of a block.
     const BYTES: usize;
+    /// Steps in a block.
+    const STEPS: usize = 1;
     /// Whether unpacking costs so much that several rows are better taken at once.
     const GROUPED: bool;
     /// What the vectors of a step share: a scale, or nothing.
@@ -80,15 +103,15 @@ pub(super) trait Steps<V: Vector> {
 
     /// # Safety
     /// - the CPU has the instruction set of `V`
-    /// - `BYTES` bytes at `at` are readable
-    unsafe fn head(at: *const u8) -> Self::Head;
+    /// - `BYTES` bytes at `at` are readable, and `step < STEPS`
+    unsafe fn head(at: *const u8, step: usize) -> Self::Head;
 
     /// The values `index * V::LANES ..` of a step.
     ///
     /// # Safety
     /// - the CPU has the instruction set of `V`
-    /// - `BYTES` bytes at `at` are readable, and `index * V::LANES < STEP`
-    unsafe fn lanes(head: Self::Head, at: *const u8, index: usize) -> V;
+    /// - `BYTES` bytes at `at` are readable, `step < STEPS`, and `index * V::LANES < STEP`
+    unsafe fn lanes(head: Self::Head, at: *const u8, step: usize, index: usize) -> V;
 }
 
 pub(super) struct F32;
@@ -106,10 +129,10 @@ macro_rules! plain_steps {
             type Head = ();
 
             #[inline(always)]
-            unsafe fn head(_: *const u8) {}
+            unsafe fn head(_: *const u8, _: usize) {}
 
             #[inline(always)]
-            unsafe fn lanes((): (), at: *const u8, index: usize) -> V {
+            unsafe fn lanes((): (), at: *const u8, _: usize, index: usize) -> V {
                 // SAFETY: the caller has the instructions and the bytes.
                 unsafe { V::$load(at.wrapping_add(index * V::LANES * $bytes)) }
             }
@@ -126,13 +149,13 @@ impl<V: Vector> Steps<V> for Q80 {
     type Head = V;
 
     #[inline(always)]
-    unsafe fn head(at: *const u8) -> V {
+    unsafe fn head(at: *const u8, _: usize) -> V {
         // SAFETY: the caller has the instructions and the bytes.
         unsafe { V::splat_f16(at) }
     }
 
     #[inline(always)]
-    unsafe fn lanes(scale: V, at: *const u8, index: usize) -> V {
+    unsafe fn lanes(scale: V, at: *const u8, _: usize, index: usize) -> V {
         // SAFETY: the caller has the instructions and the bytes.
         unsafe { V::load_i8(at.wrapping_add(2 + index * V::LANES)).mul(scale) }
     }
@@ -144,13 +167,13 @@ impl<V: Vector> Steps<V> for Q40 {
     type Head = V::Nibbles;
 
     #[inline(always)]
-    unsafe fn head(at: *const u8) -> V::Nibbles {
+    unsafe fn head(at: *const u8, _: usize) -> V::Nibbles {
         // SAFETY: the caller has the instructions and the bytes.
         unsafe { V::nibbles(V::splat_f16(at)) }
     }
 
     #[inline(always)]
-    unsafe fn lanes(nibbles: V::Nibbles, at: *const u8, index: usize) -> V {
+    unsafe fn lanes(nibbles: V::Nibbles, at: *const u8, _: usize, index: usize) -> V {
         // the low halves of sixteen bytes, then the high halves
         let value = index * V::LANES;
         // SAFETY: the caller has the instructions and the bytes.
@@ -177,18 +200,19 @@ pub(super) unsafe fn dots<V: Vector, F: Steps<V>, const R: usize, const T: usize
         let mut sums = [[[V::zero(); CHAINS]; R]; T];
         for step in 0..n_steps {
             if let Some(ahead) = ahead {
-                line = prefetch::<V, R>(ahead, line, (step + 1) * F::BYTES);
+                line = prefetch::<V, R>(ahead, line, (step + 1) * F::BYTES / F::STEPS);
             }
-            let rows = rows.map(|row| row.as_ptr().add(step * F::BYTES));
+            let rows = rows.map(|row| row.as_ptr().add(step / F::STEPS * F::BYTES));
             let xs = xs.map(|x| x.as_ptr().add(step * STEP));
-            dots_step::<V, F, R, T>(rows, xs, &mut sums);
+            dots_step::<V, F, R, T>(rows, step % F::STEPS, xs, &mut sums);
         }
-        if !xs[0].len().is_multiple_of(STEP) {
+        // longer blocks leave no rest
+        if F::STEPS == 1 && !xs[0].len().is_multiple_of(STEP) {
             let rows = rows.map(|row| padded_row(&row[n_steps * F::BYTES..]));
             let xs = xs.map(|x| padded_values(&x[n_steps * STEP..]));
             let rows = std::array::from_fn(|r| rows[r].as_ptr());
             let xs = std::array::from_fn(|t| xs[t].as_ptr());
-            dots_step::<V, F, R, T>(rows, xs, &mut sums);
+            dots_step::<V, F, R, T>(rows, 0, xs, &mut sums);
         }
         let mut totals = [[0.0; R]; T];
         for t in 0..T {
@@ -236,7 +260,7 @@ pub(super) unsafe fn row_tiles<V: Vector, const R: usize, const T: usize>(
                             at[r] = rows.as_ptr().add(row + step * STEP).cast();
                         }
                         let xs = xs.map(|x| x.as_ptr().add(step * STEP));
-                        dots_step::<V, F32, R, T>(at, xs, &mut sums);
+                        dots_step::<V, F32, R, T>(at, 0, xs, &mut sums);
                     }
                     states[tile].write(sums);
                 }
@@ -253,12 +277,18 @@ pub(super) unsafe fn row_tiles<V: Vector, const R: usize, const T: usize>(
                     let xs = xs.map(|x| padded_values(&x[n_steps * STEP..]));
                     let tails = std::array::from_fn(|r| tails[r].as_ptr().cast());
                     let xs = std::array::from_fn(|t| xs[t].as_ptr());
-                    dots_step::<V, F32, R, T>(tails, xs, &mut sums);
+                    dots_step::<V, F32, R, T>(tails, 0, xs, &mut sums);
                 }
+                let mut lanes = [[V::zero(); R]; T];
                 for t in 0..T {
                     for r in 0..R {
-                        let [even, odd] = sums[t][r];
-                        out[t * n_rows + row + r] = even.add(odd).sum();
+                        lanes[t][r] = sums[t][r][0].add(sums[t][r][1]);
+                    }
+                }
+                let products = sum_lanes(&lanes);
+                for t in 0..T {
+                    for r in 0..R {
+                        out[t * n_rows + row + r] = products[t][r];
                     }
                 }
             }
@@ -274,24 +304,48 @@ pub(super) unsafe fn row_tiles<V: Vector, const R: usize, const T: usize>(
     }
 }
 
+/// The sum of the lanes of each vector.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn sum_lanes<V: Vector, const R: usize, const T: usize>(
+    lanes: &[[V; R]; T],
+) -> [[f32; R]; T] {
+    let mut sums = [[0.0; R]; T];
+    let (vectors, values) = (lanes.as_flattened(), sums.as_flattened_mut());
+    let whole = vectors.len() / 4 * 4;
+    for at in (0..whole).step_by(4) {
+        let four = [vectors[at], vectors[at + 1], vectors[at + 2], vectors[at + 3]];
+        // SAFETY: the caller has the instructions.
+        values[at..at + 4].copy_from_slice(&unsafe { V::sum4(four) });
+    }
+    for at in whole..vectors.len() {
+        // SAFETY: the caller has the instructions.
+        values[at] = unsafe { vectors[at].sum() };
+    }
+    sums
+}
+
 /// One step of [`dots`].
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - each row has a step of `F` readable, each vector `STEP` values
+/// - each row has a block of `F` readable, each vector `STEP` values, and `step < F::STEPS`
 #[inline(always)]
 unsafe fn dots_step<V: Vector, F: Steps<V>, const R: usize, const T: usize>(
     rows: [*const u8; R],
+    step: usize,
     xs: [*const f32; T],
     sums: &mut [[[V; CHAINS]; R]; T],
 ) {
     // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
     unsafe {
-        let heads = heads::<V, F, R>(rows);
+        let heads = heads::<V, F, R>(rows, step);
         for index in 0..STEP / V::LANES {
             let mut values = [V::zero(); R];
             for r in 0..R {
-                values[r] = F::lanes(heads[r], rows[r], index);
+                values[r] = F::lanes(heads[r], rows[r], step, index);
             }
             for t in 0..T {
                 let x = V::load_f32(xs[t].add(index * V::LANES).cast());
@@ -328,14 +382,15 @@ pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
             splats[r] = V::splat(scales[r]);
         }
         for (step, y) in steps.iter_mut().enumerate() {
-            line = prefetch::<V, R>(ahead, line, (step + 1) * F::BYTES);
-            let rows = rows.map(|row| row.as_ptr().add(step * F::BYTES));
-            axpys_step::<V, F, R>(splats, rows, y);
+            line = prefetch::<V, R>(ahead, line, (step + 1) * F::BYTES / F::STEPS);
+            let rows = rows.map(|row| row.as_ptr().add(step / F::STEPS * F::BYTES));
+            axpys_step::<V, F, R>(splats, rows, step % F::STEPS, y);
         }
-        if !rest.is_empty() {
+        // longer blocks leave no rest
+        if F::STEPS == 1 && !rest.is_empty() {
             let rows = rows.map(|row| padded_row(&row[n_steps * F::BYTES..]));
             let mut y = padded_values(rest);
-            axpys_step::<V, F, R>(splats, std::array::from_fn(|r| rows[r].as_ptr()), &mut y);
+            axpys_step::<V, F, R>(splats, std::array::from_fn(|r| rows[r].as_ptr()), 0, &mut y);
             rest.copy_from_slice(&y[..rest.len()]);
         }
     }
@@ -345,21 +400,22 @@ pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - each row has a step of `F` readable
+/// - each row has a block of `F` readable, and `step < F::STEPS`
 #[inline(always)]
 unsafe fn axpys_step<V: Vector, F: Steps<V>, const R: usize>(
     scales: [V; R],
     rows: [*const u8; R],
+    step: usize,
     y: &mut [f32; STEP],
 ) {
     // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
     unsafe {
-        let heads = heads::<V, F, R>(rows);
+        let heads = heads::<V, F, R>(rows, step);
         for index in 0..STEP / V::LANES {
             let at = y.as_mut_ptr().add(index * V::LANES);
             let mut sum = V::load_f32(at.cast());
             for r in 0..R {
-                sum = scales[r].mul_add(F::lanes(heads[r], rows[r], index), sum);
+                sum = scales[r].mul_add(F::lanes(heads[r], rows[r], step, index), sum);
             }
             sum.store(at);
         }
@@ -390,14 +446,17 @@ unsafe fn prefetch<V: Vector, const R: usize>(
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - each row has a step of `F` readable
+/// - each row has a block of `F` readable, and `step < F::STEPS`
 #[inline(always)]
-unsafe fn heads<V: Vector, F: Steps<V>, const R: usize>(rows: [*const u8; R]) -> [F::Head; R] {
+unsafe fn heads<V: Vector, F: Steps<V>, const R: usize>(
+    rows: [*const u8; R],
+    step: usize,
+) -> [F::Head; R] {
     // SAFETY: the caller has the instructions and the steps.
     unsafe {
-        let mut heads = [F::head(rows[0]); R];
+        let mut heads = [F::head(rows[0], step); R];
         for r in 1..R {
-            heads[r] = F::head(rows[r]);
+            heads[r] = F::head(rows[r], step);
         }
         heads
     }
@@ -416,11 +475,14 @@ pub(super) unsafe fn decode<V: Vector, F: Steps<V>>(row: &[u8], values: &mut [f3
     unsafe {
         let n_steps = steps.len();
         for (step, values) in steps.iter_mut().enumerate() {
-            decode_step::<V, F>(row.as_ptr().add(step * F::BYTES), values);
+            let block = row.as_ptr().add(step / F::STEPS * F::BYTES);
+            decode_step::<V, F>(block, step % F::STEPS, values);
         }
-        if !rest.is_empty() {
+        // longer blocks leave no rest
+        if F::STEPS == 1 && !rest.is_empty() {
             let mut values = [0.0; STEP];
-            decode_step::<V, F>(padded_row(&row[n_steps * F::BYTES..]).as_ptr(), &mut values);
+            let row = padded_row(&row[n_steps * F::BYTES..]);
+            decode_step::<V, F>(row.as_ptr(), 0, &mut values);
             rest.copy_from_slice(&values[..rest.len()]);
         }
     }
@@ -430,14 +492,18 @@ pub(super) unsafe fn decode<V: Vector, F: Steps<V>>(row: &[u8], values: &mut [f3
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
-/// - a step of `F` is readable at `row`
+/// - a block of `F` is readable at `row`, and `step < F::STEPS`
 #[inline(always)]
-unsafe fn decode_step<V: Vector, F: Steps<V>>(row: *const u8, values: &mut [f32; STEP]) {
+unsafe fn decode_step<V: Vector, F: Steps<V>>(
+    row: *const u8,
+    step: usize,
+    values: &mut [f32; STEP],
+) {
     // SAFETY: the caller has the instructions and the step; `index` stays within a step.
     unsafe {
-        let head = F::head(row);
+        let head = F::head(row, step);
         for index in 0..STEP / V::LANES {
-            F::lanes(head, row, index).store(values.as_mut_ptr().add(index * V::LANES));
+            F::lanes(head, row, step, index).store(values.as_mut_ptr().add(index * V::LANES));
         }
     }
 }

@@ -22,10 +22,15 @@ macro_rules! simd_table {
                 bf16: primitives::<simd::Bf16>(f32_products::<simd::Bf16>()),
                 q8_0: primitives::<simd::Q80>(Products::Int8(int8.q8_0)),
                 q4_0: primitives::<simd::Q40>(Products::Int8(int8.q4_0)),
+                q4_1: primitives::<simd_blocks::Q41>(f32_products::<simd_blocks::Q41>()),
+                q5_0: primitives::<simd_blocks::Q50>(f32_products::<simd_blocks::Q50>()),
+                q4_k: primitives::<simd_blocks::Q4K>(f32_products::<simd_blocks::Q4K>()),
+                q6_k: primitives::<simd_blocks::Q6K>(f32_products::<simd_blocks::Q6K>()),
                 quantize,
                 axpy_tile,
                 axpy_picked,
                 prefetch,
+                attention: &ATTENTION,
                 fold,
             }
         }
@@ -44,7 +49,7 @@ macro_rules! simd_table {
             Products::F32(F32Products {
                 dot: dot::<F>,
                 dot_group: dot_group::<F>,
-                grouped: F::GROUPED,
+                grouping: if F::GROUPED { Grouping::Always } else { Grouping::Never },
                 unpack: decode::<F>,
                 block,
                 gather,
@@ -99,7 +104,9 @@ macro_rules! simd_table {
         fn check<F: Steps<$vector>>(rows: &[&[u8]], n: usize) {
             for row in rows {
                 // formats of blocks have no other rows than whole steps
-                let expected = n * F::BYTES / simd::STEP;
+                let block_len = simd::STEP * F::STEPS;
+                assert!(F::STEPS == 1 || n.is_multiple_of(block_len), "rows are whole blocks");
+                let expected = n * F::BYTES / block_len;
                 assert_eq!(row.len(), expected, "a row holds as many values as the vector");
             }
         }

@@ -52,16 +52,21 @@ impl Run<'_> {
         };
         let picked = masks.iter().map(|mask| u64::from(mask.count_ones())).sum();
         values.fill([0.0; PANEL_ROWS]);
-        let mut bytes = products(&weights.gate, masks, &mut |t, r, product| {
-            values[t][r] = weights.activate(first + r, product);
+        let mut bytes = products(&weights.gate, masks, &mut |t, r, products| {
+            let values = values[t][r..].iter_mut().zip(products);
+            for ((r, (value, &product)), picked) in (r..).zip(values).zip(bits(masks[t] >> r)) {
+                *value = if picked { weights.activate(first + r, product) } else { 0.0 };
+            }
         });
         let fired = values.iter().flatten().filter(|&&h| h != 0.0).count() as u64;
         if !keep_all {
             keep_firing(values, masks);
         }
         if let Some(up) = &weights.up {
-            bytes += products(up, masks, &mut |t, r, product| {
-                values[t][r] = weights.gated(first + r, values[t][r], product);
+            bytes += products(up, masks, &mut |t, r, products| {
+                for ((r, value), &product) in (r..).zip(&mut values[t][r..]).zip(products) {
+                    *value = weights.gated(first + r, *value, product);
+                }
             });
             if !keep_all {
                 keep_firing(values, masks);
@@ -71,14 +76,19 @@ impl Run<'_> {
     }
 }
 
-/// What takes a product: token, neuron of the block, value.
-type Put<'a> = dyn FnMut(usize, usize, f32) + 'a;
+/// What takes products: token, first neuron of the block, values.
+type Put<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
 /// A block of neurons: activations and picks by token.
 struct Block<'a> {
     index: usize,
     values: &'a mut [[f32; PANEL_ROWS]],
     masks: &'a mut [u64],
+}
+
+/// The bits of a mask, the lowest first.
+fn bits(mask: u64) -> impl Iterator<Item = bool> {
+    (0..PANEL_ROWS).map(move |r| mask >> r & 1 == 1)
 }
 
 /// Picks the neurons whose activation is not zero.

@@ -14,14 +14,7 @@ impl BlockFormat for Q40 {
 
     /// The value of the largest magnitude becomes −8, whatever its sign, as in ggml's reference.
     fn encode_block(values: &[f32], block: &mut [u8]) {
-        let largest =
-            values.iter().fold(
-                0f32,
-                |largest, &value| {
-                    if value.abs() > largest.abs() { value } else { largest }
-                },
-            );
-        let scale = largest / -8.0;
+        let scale = super::largest_magnitude(values) / -8.0;
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         block[..2].copy_from_slice(&super::block_scale(scale, values).to_le_bytes());
         let number = |value: f32| ((value * inverse + 8.5) as u8).min(15);
@@ -45,6 +38,6 @@ impl NumberFormat for Q40 {
             numbers[i] = (byte & 15) as i8 - 8;
             numbers[i + 16] = (byte >> 4) as i8 - 8;
         }
-        (half::f16::from_le_bytes([block[0], block[1]]).to_f32(), numbers)
+        (super::f16_at(block, 0), numbers)
     }
 }

@@ -36,6 +36,6 @@ impl NumberFormat for Q80 {
         for (number, byte) in numbers.iter_mut().zip(&block[2..]) {
             *number = *byte as i8;
         }
-        (half::f16::from_le_bytes([block[0], block[1]]).to_f32(), numbers)
+        (super::f16_at(block, 0), numbers)
     }
 }

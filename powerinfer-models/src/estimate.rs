@@ -1,0 +1,210 @@
+//! What a model takes in memory, known from its headers before anything of it is loaded.
+
+use std::fmt;
+use std::path::Path;
+
+use powerinfer_core::{
+    Error as CoreError, FileDtype, ModelConfig, Result as CoreResult, TensorInfo,
+};
+use powerinfer_core::{GenerationOptions, KvShape, WeightStore};
+use powerinfer_ops::{NeuronMatrix, WeightFormat};
+
+use crate::error::Result;
+use crate::load::{LoadOptions, open};
+use crate::registry;
+
+/// What a model takes in memory, in bytes, on the CPU. An estimate from above: what is read is
+/// counted as it will be held, padding included, and every buffer at its largest.
+///
+/// Not counted: the tokenizer, some tens of mebibytes, and the program itself.
+///
+/// # Examples
+/// ```
+/// use powerinfer_models::{LoadOptions, estimate};
+///
+/// # let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/llama-relu-tiny");
+/// let memory = estimate(demo.as_ref(), &LoadOptions::default())?;
+/// assert_eq!(memory.weight_bytes, 2 * 6_950_144 + 2 * 13 * 256); // f16, the 13 norms f32
+/// assert_eq!(memory.cache_bytes_per_token, 6 * 2 * 4 * 32 * 4); // layers, k and v, heads, f32
+/// assert_eq!(memory.total_bytes(1, 512), memory.weight_bytes + memory.session_bytes(512));
+/// # Ok::<(), powerinfer_models::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryEstimate {
+    /// The weights.
+    pub weight_bytes: u64,
+    /// What loading takes beside the weights for a while: the largest tensor that is turned round.
+    pub load_bytes: u64,
+    /// Keys and values of one token of a context.
+    pub cache_bytes_per_token: u64,
+    /// Activations, logits and scratch memory of one session, once it has run a long prompt.
+    pub workspace_bytes: u64,
+    /// Tokens of the largest context.
+    pub max_context: usize,
+}
+
+impl MemoryEstimate {
+    /// A session whose context has `n_tokens`: keys and values, in whole pages, and workspace.
+    #[must_use]
+    pub fn session_bytes(&self, n_tokens: usize) -> u64 {
+        let held =
+            n_tokens.min(self.max_context).next_multiple_of(powerinfer_ops::attention::PAGE_LEN);
+        let cache = self.cache_bytes_per_token.saturating_mul(held as u64);
+        cache.saturating_add(self.workspace_bytes)
+    }
+
+    /// The most that is in use at any time: weights and `n_sessions` whose contexts have `n_tokens`
+    /// each, or weights and what loading takes.
+    #[must_use]
+    pub fn total_bytes(&self, n_sessions: usize, n_tokens: usize) -> u64 {
+        let sessions = self.session_bytes(n_tokens).saturating_mul(n_sessions as u64);
+        self.weight_bytes.saturating_add(sessions.max(self.load_bytes))
+    }
+}
+
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        write!(
+            f,
+            "weights {:.1} MiB, a session of {} tokens {:.1} MiB",
+            mib(self.weight_bytes),
+            self.max_context,
+            mib(self.session_bytes(self.max_context)),
+        )
+    }
+}
+
+/// Reads configuration and headers of a model folder and says what [`load`](crate::load) with the
+/// same options would take.
+///
+/// # Cost
+/// Opens the files and reads their headers; no weights.
+///
+/// # Errors
+/// As [`load`](crate::load), as far as headers tell.
+pub fn estimate(dir: &Path, options: &LoadOptions) -> Result<MemoryEstimate> {
+    let (config, store) = open(dir, options)?;
+    Ok(of_store(&config, &store, options)?)
+}
+
+/// As [`estimate`], of any source of weights.
+pub(crate) fn of_store(
+    config: &ModelConfig,
+    store: &WeightStore,
+    options: &LoadOptions,
+) -> CoreResult<MemoryEstimate> {
+    let mut memory = MemoryEstimate { max_context: config.max_context, ..Default::default() };
+    let is_ignorable = registry::find(&config.model_type).map(|found| found.is_ignorable);
+    for tensor in store.tensors() {
+        if is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name)) {
+            continue;
+        }
+        let (held, scratch) = tensor_bytes(tensor, config, options.dtype)?;
+        memory.weight_bytes = memory.weight_bytes.saturating_add(held);
+        memory.load_bytes = memory.load_bytes.max(scratch);
+    }
+    memory.cache_bytes_per_token = token_bytes(&config.kv_shape());
+    memory.workspace_bytes = workspace_bytes(config);
+    Ok(memory)
+}
+
+/// Bytes that a tensor is held in, and bytes beside it while it is read.
+fn tensor_bytes(
+    tensor: &TensorInfo,
+    config: &ModelConfig,
+    dtype: Option<WeightFormat>,
+) -> CoreResult<(u64, u64)> {
+    let FileDtype::Weights(stored) = tensor.dtype else {
+        return Ok((0, 0)); // loading refuses it, if it is needed
+    };
+    match *tensor.shape.as_slice() {
+        [rows, columns] => {
+            let format = dtype.unwrap_or(stored);
+            // what files hold a neuron a column
+            let turned = [rows, columns] == [config.d_model, config.d_ff];
+            let [n_neurons, width] = if turned { [columns, rows] } else { [rows, columns] };
+            let held = NeuronMatrix::resident_bytes(format, n_neurons, width)
+                // a table of positions that stays in the file's type, or an error of the loading
+                .or_else(|_| NeuronMatrix::resident_bytes(stored, n_neurons, width))?;
+            // queries, keys and values in one tensor are taken apart
+            let heads = config.n_heads + 2 * config.n_kv_heads;
+            let fused = [rows, columns] == [heads * config.d_head, config.d_model];
+            let scratch = match (turned, fused) {
+                (true, _) => stored.row_bytes(columns)?.saturating_mul(rows),
+                (false, true) => held,
+                (false, false) => 0,
+            };
+            Ok((held as u64, scratch as u64))
+        }
+        [len] => Ok(((len as u64).saturating_mul(size_of::<f32>() as u64), 0)),
+        _ => Err(CoreError::TensorShape {
+            path: "the model".into(),
+            name: tensor.name.clone(),
+            expected: vec![0, 0],
+            found: tensor.shape.clone(),
+        }),
+    }
+}
+
+fn token_bytes(kv: &KvShape) -> u64 {
+    let values = [2, kv.n_layers, kv.n_kv_heads, kv.d_head].map(|n| n as u64);
+    let values = values.into_iter().fold(1u64, u64::saturating_mul);
+    values.saturating_mul(size_of::<f32>() as u64)
+}
+
+/// Buffers of the largest pass, a chunk of a prompt.
+fn workspace_bytes(config: &ModelConfig) -> u64 {
+    let chunk = GenerationOptions::default().prefill_chunk.min(config.max_context) as u64;
+    let [d_model, d_ff, d_head] = [config.d_model, config.d_ff, config.d_head].map(|n| n as u64);
+    let heads = (config.n_heads + 2 * config.n_kv_heads) as u64;
+    // the stream, its norm, what attention and feed-forward network add, and one being made; queries,
+    // keys and values before and after they are turned; gate and up products and the list of those
+    // that fire
+    let per_token = 5 * d_model + 2 * heads * d_head + 3 * d_ff;
+    // sums of a token's chunks of neurons; logits, and a sampler's candidates, twice, of 16 bytes
+    let once = d_ff.div_ceil(256) * d_model + (config.vocab_size as u64) * (1 + 2 * 4);
+    (chunk * per_token + once) * size_of::<f32>() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_core::CausalLm;
+    use testing::Fixture;
+
+    use super::*;
+    use crate::load;
+
+    #[test]
+    fn the_estimate_covers_what_loading_counts_and_little_more() {
+        let formats =
+            [None, Some(WeightFormat::F32), Some(WeightFormat::F16), Some(WeightFormat::Q8_0)];
+        for fixture in Fixture::trained() {
+            for dtype in formats {
+                let options = LoadOptions::default().with_dtype(dtype);
+                let memory = estimate(&fixture.model_dir, &options).unwrap();
+                let loaded = load(&fixture.model_dir, &options).unwrap().info().weight_bytes;
+                let ratio = memory.weight_bytes as f64 / loaded as f64;
+                assert!((1.0..1.2).contains(&ratio), "{} {dtype:?}: {ratio}", fixture.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_is_counted_in_whole_pages_up_to_the_context() {
+        let memory = MemoryEstimate {
+            weight_bytes: 1000,
+            load_bytes: 5000,
+            cache_bytes_per_token: 10,
+            workspace_bytes: 7,
+            max_context: 100,
+        };
+        assert_eq!(memory.session_bytes(0), 7);
+        assert_eq!(memory.session_bytes(1), 647);
+        assert_eq!(memory.session_bytes(usize::MAX), 1287);
+        assert_eq!(memory.total_bytes(0, 100), 6000);
+        assert_eq!(memory.total_bytes(5, 100), 1000 + 5 * 1287);
+        assert_eq!(memory.total_bytes(usize::MAX, 100), u64::MAX);
+    }
+}
