@@ -118,7 +118,11 @@
 //! |---|---|---|---|
 //! | `Dense` | all neurons | all neurons | the model's |
 //! | `Exact` | all neurons | those that fire | the same, bit for bit |
+//! | `Predicted` | what a predictor lists | those of it that fire | nearly the model's |
 //! | `Auto` | `Exact` where the activation function gives zeros (ReLU), `Dense` elsewhere (SiLU) | | the same |
+//!
+//! [`EngineBuilder::predictor`] chooses the predictor; without a choice, `Predicted` makes one from
+//! the gates themselves ([`predictor::QuantizedGate`]).
 //!
 //! [`Engine::info`] says what `Auto` came to, and [`GenerationStats`] how many neurons really ran
 //! and how many bytes of weights that took. A SiLU model fires everywhere: expect no gain from it.
@@ -227,14 +231,15 @@ pub use session::{Logits, Session};
 pub use stream::{FinishReason, Generated, Piece, TextStream};
 pub use text::{Tokenizer, tokenizer_keys};
 
+pub use powerinfer_ops::LowBitFormat;
 pub use powerinfer_ops::attention::KvDtype;
 
 pub use powerinfer_core::{
-    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Sampling, Sparsity, StepStats,
-    TokenLogprobs,
+    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, PredictionCounts, Sampling,
+    Sparsity, StepStats, TokenLogprobs,
 };
 
-pub use powerinfer_models::MemoryEstimate;
+pub use powerinfer_models::{MemoryEstimate, PredictorOptions, PredictorSource};
 
 /// The crates below this one, for models and operators of one's own. Their types change faster
 /// than those of this crate.
