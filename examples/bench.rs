@@ -30,7 +30,7 @@ use clap::Parser;
 use powerinfer::models::LoadOptions;
 use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
-use powerinfer::{Engine, Sparsity};
+use powerinfer::{Engine, PredictorOptions, PredictorSource, Sparsity};
 use serde_json::{Value, json};
 
 use flags::{CommonFlags, not_yet};
@@ -72,6 +72,9 @@ struct Flags {
     #[arg(long, value_name = "MODES", value_delimiter = ',', conflicts_with = "sparsity",
           value_parser = MODES)]
     compare: Vec<String>,
+    /// Rank of a synthetic model's trained kind of predictor [default: 384]
+    #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
+    predictor_rank: Option<usize>,
     /// Write the synthetic model to a folder and stop
     #[arg(long, value_name = "DIR", requires = "synthetic")]
     write: Option<PathBuf>,
@@ -79,9 +82,18 @@ struct Flags {
     common: CommonFlags,
 }
 
+/// 6 % of the parameters of llama-1b.
+const SYNTHETIC_RANK: usize = 384;
+
+/// A trained predictor that nobody named.
+#[derive(Debug, thiserror::Error)]
+#[error("--compare predicted:trained needs the folder of a predictor in --predictor")]
+struct NoPredictorFolder;
+
 const SYNTHETIC: [&str; 7] =
     ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
-const MODES: [&str; 5] = ["auto", "dense", "exact", "predicted:trained", "predicted:quantized"];
+const MODES: [&str; 6] =
+    ["auto", "dense", "exact", "predicted", "predicted:trained", "predicted:quantized"];
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -104,7 +116,8 @@ fn bench(flags: Flags) -> Outcome<()> {
     if let (Some(synthetic), Some(dir)) = (&synthetic, &flags.write) {
         return write(synthetic, dir, &flags, &pool);
     }
-    let loaded = load(&flags, synthetic.as_ref(), &pool)?;
+    let predictor = flags.predictor(&modes)?;
+    let loaded = load(&flags, synthetic.as_ref(), predictor, &pool)?;
     if synthetic.is_some() {
         note("note: a synthetic model of random weights: this shows speed, never quality");
     }
@@ -139,12 +152,29 @@ impl Flags {
         if self.compare.is_empty() {
             return Ok(vec![None]);
         }
-        let mode = |name: &String| match name.parse::<Sparsity>() {
-            Ok(Sparsity::Auto) => Ok(None),
-            Ok(sparsity) => Ok(Some(sparsity)),
-            Err(_) => not_yet(&format!("--compare {name}"), "; use dense, exact or auto"),
+        let mode = |name: &String| match name.as_str() {
+            "predicted:quantized" | "predicted:trained" => Ok(Some(Sparsity::Predicted)),
+            name => Ok(Some(name.parse()?).filter(|&mode| mode != Sparsity::Auto)),
         };
         self.compare.iter().map(mode).collect()
+    }
+
+    /// The predictor of the modes that are compared, one of a kind.
+    fn predictor(&self, modes: &[Option<Sparsity>]) -> Outcome<Option<PredictorOptions>> {
+        let asked = |name: &str| self.compare.iter().any(|mode| mode == name);
+        if !asked("predicted:trained") {
+            let default = || modes.contains(&Some(Sparsity::Predicted)).then(Default::default);
+            return Ok(self.common.predictor().or_else(default));
+        }
+        if asked("predicted") || asked("predicted:quantized") {
+            return not_yet("--compare with two kinds of predictors", "; name one");
+        }
+        let Some(density) = self.density() else {
+            return Ok(Some(self.common.predictor().ok_or(NoPredictorFolder)?));
+        };
+        let rank = self.predictor_rank.unwrap_or(SYNTHETIC_RANK);
+        let random = PredictorOptions::new(PredictorSource::Random { rank, density });
+        Ok(Some(random.with_dtype(Some(WeightFormat::Q8_0))))
     }
 
     fn plan(&self) -> Plan {
@@ -164,19 +194,31 @@ struct Loaded {
     peak_memory_bytes: Option<u64>,
 }
 
-fn load(flags: &Flags, synthetic: Option<&Synthetic>, pool: &ThreadPool) -> Outcome<Loaded> {
+fn load(
+    flags: &Flags,
+    synthetic: Option<&Synthetic>,
+    predictor: Option<PredictorOptions>,
+    pool: &ThreadPool,
+) -> Outcome<Loaded> {
     let _progress = Progress::new("loading", 0);
     let began = Instant::now();
     let engine = match synthetic {
         Some(synthetic) => {
-            let options = LoadOptions::default()
+            let mut options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
                 .with_kv_dtype(flags.common.kv_dtype())
-                .with_sparsity(flags.common.sparsity()?);
+                .with_sparsity(flags.common.sparsity());
+            options.predictor = predictor;
             let made = pool.install(|| synthetic.load(&options))?;
             Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
         }
-        None => flags.common.builder()?.model(flags.common.model_path()).build()?,
+        None => {
+            let builder = flags.common.builder()?.model(flags.common.model_path());
+            match predictor {
+                Some(predictor) => builder.predictor(predictor).build()?,
+                None => builder.build()?,
+            }
+        }
     };
     let seconds = began.elapsed().as_secs_f64();
     Ok(Loaded { engine, seconds, peak_memory_bytes: peak_memory_bytes() })
@@ -252,6 +294,7 @@ impl Findings {
             "page_kind": bandwidth.page_kind,
             "synthetic": flags.synthetic,
             "density": flags.density(),
+            "predictor": info.predictor,
             "prompt_tokens": plan.prompt,
             "decode_tokens": plan.decode,
             "context": plan.contexts[0],
@@ -268,7 +311,7 @@ impl Findings {
         let (engine, bandwidth) = (&self.loaded.engine, self.bandwidth.bytes_per_second);
         let mut text = format!(
             "read bandwidth {:.2} GB/s on {} threads ({})\n\
-             mode   dtype  context  prefill tokens/s  decode tokens/s  neurons run  MB/token   GB/s  of bandwidth\n",
+             mode      dtype  context  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
             bandwidth * 1e-9,
             engine.n_threads(),
             self.bandwidth.page_kind,
@@ -277,13 +320,15 @@ impl Findings {
             let bytes_per_second = run.decode_speed() * run.weight_bytes_per_token();
             let _ = writeln!(
                 text,
-                "{:<6} {:<6} {:>7} {:>17.2} {:>16.2} {:>10.1} % {:>9.1} {:>6.2} {:>11.0} %",
+                "{:<9} {:<6} {:>7} {:>17.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
                 run.mode(engine).name(),
                 engine.info().dtypes.join(","),
                 run.context(),
                 run.prefill_speed(),
                 run.decode_speed(),
+                100.0 * run.picked_density(),
                 100.0 * run.density(),
+                100.0 * run.predictor_share(),
                 1e-6 * run.weight_bytes_per_token(),
                 1e-9 * bytes_per_second,
                 100.0 * bytes_per_second / bandwidth,

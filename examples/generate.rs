@@ -108,11 +108,11 @@ fn as_json(engine: &Engine, generated: &Generated, flags: &Flags) -> serde_json:
         "decode_tokens_per_second": stats.decode_tokens_per_second(),
         "ffn_density": work.density(),
         "ffn_density_per_layer": work.density_per_layer(),
-        // Nothing predicts yet: every neuron's gate is computed.
-        "picked_density": 1.0,
+        "picked_density": work.picked_density(),
         "weight_bytes_per_token": work.weight_bytes.checked_div(work.n_tokens).unwrap_or(0),
         "weight_bytes_resident": info.weight_bytes,
         "predictor_seconds": work.predictor_ns as f64 * 1e-9,
+        "predictor": info.predictor,
         "sparsity": info.sparsity.name(),
         "dtype": info.dtypes.join(","),
         "seed": flags.sampling.seed,

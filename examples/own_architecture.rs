@@ -185,7 +185,7 @@ fn own_architecture(flags: Flags) -> Outcome<()> {
     let common = &flags.common;
     common.refuse_later_flags()?;
     let dir = common.model_path();
-    let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity()?);
+    let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity());
     let pool = common.pool()?;
     let mut model = {
         let _progress = Progress::new("loading", 0);

@@ -25,12 +25,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use powerinfer::{Engine, Error, Tokenizer};
+use powerinfer::{Engine, Error, Sparsity, Tokenizer};
 use serde_json::json;
 
 use flags::CommonFlags;
 use progress::Progress;
-use report::{Outcome, print, print_json};
+use report::{Outcome, note, print, print_json};
 use score::{Score, Window, windows};
 
 /// Perplexity of a text.
@@ -71,17 +71,34 @@ fn perplexity(flags: Flags) -> Outcome<()> {
     let began = Instant::now();
     let score = score_all(&engine, &windows)?;
     let tokens_per_second = score.tokens as f64 / began.elapsed().as_secs_f64();
+    let quality = score.stats.prediction();
+    for line in &engine.info().notes {
+        note(&format!("note: {line}"));
+    }
     if flags.common.json {
         return print_json(&json!({
             "perplexity": score.perplexity(),
             "tokens": score.tokens,
             "ffn_density": score.stats.density(),
-            // Nothing predicts yet: every neuron's gate is computed.
-            "picked_density": 1.0,
+            "picked_density": score.stats.picked_density(),
+            "recall": quality.map(|counts| counts.recall()),
+            "recall_mass": quality.map(|counts| counts.recall_mass()),
+            "fired_density": quality.map(|counts| counts.fired_density()),
+            "predictor": engine.info().predictor,
             "tokens_per_second": tokens_per_second,
             "sparsity": engine.info().sparsity.name(),
             "dtype": engine.info().dtypes.join(","),
         }));
+    }
+    if let Some(counts) = quality {
+        print(&format!(
+            "{:.2} % of neurons picked, {:.2} % fire; of these {:.2} % are picked, with {:.3} % of \
+             their mass\n",
+            100.0 * counts.picked_density(),
+            100.0 * counts.fired_density(),
+            100.0 * counts.recall(),
+            100.0 * counts.recall_mass(),
+        ))?;
     }
     print(&format!(
         "perplexity {:.4} over {} tokens ({} windows of {}), {:.1} % of neurons run, {:.0} tokens/s\n",
@@ -106,6 +123,7 @@ fn begin_id(tokenizer: &Tokenizer) -> powerinfer::Result<Option<u32>> {
 fn score_all(engine: &Engine, windows: &[Window<'_>]) -> powerinfer::Result<Score> {
     let progress = Progress::new("scoring", windows.len() as u64);
     let mut session = engine.session()?;
+    session.measure_prediction(engine.info().sparsity == Sparsity::Predicted);
     let mut score = Score::default();
     for window in windows {
         session.reset();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use powerinfer_core::{CancelToken, CausalLm, Holding, ModelInfo, Sparsity};
-use powerinfer_models::{LoadOptions, MemoryEstimate, estimate, load};
+use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, ThreadPool};
 
@@ -199,6 +199,7 @@ pub struct EngineBuilder {
     dtype: Dtype,
     kv_dtype: KvDtype,
     sparsity: Sparsity,
+    predictor: Option<PredictorOptions>,
     threads: Option<usize>,
     pytorch_bytes: Option<u64>,
     holding: Holding,
@@ -299,6 +300,27 @@ impl EngineBuilder {
         self
     }
 
+    /// Predicts which neurons fire; with one, [`Sparsity::Auto`] is [`Sparsity::Predicted`], and
+    /// [`Sparsity::Predicted`] without one makes quantised predictors. Only for a model folder.
+    ///
+    /// [`PredictorOptions::shift`] trades speed for accuracy.
+    ///
+    /// # Examples
+    /// ```
+    /// use powerinfer::{Engine, PredictorOptions, Sparsity};
+    ///
+    /// let engine = Engine::builder()
+    ///     .model("assets/llama-relu-tiny")
+    ///     .predictor(PredictorOptions::default().with_shift(0.5))
+    ///     .build()?;
+    /// assert_eq!(engine.info().sparsity, Sparsity::Predicted);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    pub fn predictor(mut self, predictor: PredictorOptions) -> Self {
+        self.predictor = Some(predictor);
+        self
+    }
+
     /// Threads to compute with, 1 to 1024; default one for each core that the process may use.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
@@ -376,6 +398,7 @@ impl EngineBuilder {
                 refuse("dtype", self.dtype == Dtype::Auto, &self.dtype)?;
                 refuse("kv_dtype", self.kv_dtype == KvDtype::default(), &self.kv_dtype)?;
                 refuse("sparsity", self.sparsity == Sparsity::Auto, &self.sparsity)?;
+                refuse("predictor", self.predictor.is_none(), &"a predictor")?;
                 (model, None)
             }
             (None, Some(folder)) => (pool.install(|| load(&folder, &options))?, Some(folder)),
@@ -406,6 +429,7 @@ impl EngineBuilder {
         options.dtype = self.dtype.weight_format();
         options.kv_dtype = self.kv_dtype;
         options.sparsity = self.sparsity;
+        options.predictor = self.predictor.clone();
         options.pytorch_bytes = self.pytorch_bytes;
         options.holding = self.holding;
         options.gguf_activation = self.gguf_activation;

@@ -169,6 +169,49 @@ fn perplexity_is_the_reference_s() {
 }
 
 #[test]
+fn predicted_perplexity_is_nearly_the_dense_one() {
+    let line = ["perplexity", "--max-tokens", "2048", "--text", "assets/text/moby.val.txt"];
+    for model in Fixture::trained() {
+        let line = [&line[..], &["--model", model.model_dir.to_str().unwrap()]].concat();
+        let dense = json(&line)["perplexity"].as_f64().unwrap();
+        for (bits, most) in [("quantized:4", 0.002), ("quantized:2", 0.006)] {
+            let found = json(&[&line[..], &["--predictor", bits]].concat());
+            assert_fields(&found, "recall recall_mass picked_density ffn_density");
+            let loss = found["perplexity"].as_f64().unwrap() / dense - 1.0;
+            assert!(loss < most, "{} {bits}: {loss}", model.name);
+            assert!(found["recall_mass"].as_f64().unwrap() > 0.97, "{} {bits}", model.name);
+            assert!(found["picked_density"].as_f64().unwrap() < 0.2, "{} {bits}", model.name);
+            assert_eq!(found["sparsity"], "predicted");
+        }
+    }
+}
+
+#[test]
+fn a_profile_goes_on_where_it_stopped_and_plots() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (whole, parts, plot) = (at("whole.safetensors"), at("parts.safetensors"), at("plot.svg"));
+    let line = ["profile", "--context", "100", "--max-tokens"];
+    let found = json(&[&line[..], &["500", "--out", &whole, "--report", &plot]].concat());
+    assert_fields(&found, "tokens density_per_layer hot_share_80_per_layer hot_share_80");
+    assert_eq!(
+        (&found["tokens"], found["density_per_layer"].as_array().unwrap().len()),
+        (&500.into(), 6)
+    );
+    // few neurons do most of the work
+    assert!(found["hot_share_80"].as_f64().unwrap() < 0.5, "{found}");
+    json(&[&line[..], &["300", "--out", &parts]].concat());
+    json(&[&line[..], &["500", "--resume", "--out", &parts]].concat());
+    assert!(std::fs::read(&whole).unwrap() == std::fs::read(&parts).unwrap());
+    let merged = json(&[&line[..], &["500", "--merge", &whole]].concat());
+    assert_eq!(merged["tokens"], 1000);
+    assert_eq!(merged["hot_share_80"], found["hot_share_80"]);
+    let plot = std::fs::read_to_string(plot).unwrap();
+    assert_eq!(plot.matches("<polyline").count(), 6);
+    assert!(plot.starts_with("<svg") && plot.trim_end().ends_with("</svg>"));
+}
+
+#[test]
 fn inspect_counts_what_is_there() {
     let found = json(&["inspect"]);
     assert_fields(&found, "architecture parameters tensors dtypes activation predictor threshold");
@@ -184,16 +227,15 @@ fn inspect_counts_what_is_there() {
 
 #[test]
 fn bench_compares_modes_and_measures_the_machine() {
-    let line = "bench --synthetic tiny --density 0.2 --compare dense,exact --repetitions 1 -p 16 -n 4 \
-                --context 20,5 --threads 1 --kv-dtype f16";
+    let line = "bench --synthetic tiny --density 0.2 --compare dense,exact,predicted:quantized \
+                --repetitions 1 -p 16 -n 4 --context 20,5 --threads 1 --kv-dtype f16";
     let found = json(&line.split_whitespace().collect::<Vec<_>>());
     assert_fields(&found, "runs read_bandwidth_bytes_per_second page_kind");
     let runs = found["runs"].as_array().unwrap();
-    assert_eq!(
-        runs.iter().map(|run| &run["mode"]).collect::<Vec<_>>(),
-        ["dense", "dense", "exact", "exact"]
-    );
-    assert_eq!(runs.iter().map(|run| &run["context"]).collect::<Vec<_>>(), [20, 5, 20, 5]);
+    let modes: Vec<_> = runs.iter().map(|run| &run["mode"]).collect();
+    assert_eq!(modes, ["dense", "dense", "exact", "exact", "predicted", "predicted"]);
+    let contexts: Vec<_> = runs.iter().map(|run| &run["context"]).collect();
+    assert_eq!(contexts, [20, 5, 20, 5, 20, 5]);
     for run in runs {
         assert_eq!(run["kv_dtype"], "f16");
         assert_fields(
@@ -203,8 +245,17 @@ fn bench_compares_modes_and_measures_the_machine() {
         );
         assert!(run["decode_tokens_per_second"].as_f64().unwrap() > 0.0);
     }
-    let density = runs[1]["ffn_density"].as_f64().unwrap();
+    let density = runs[2]["ffn_density"].as_f64().unwrap();
     assert!((density / 0.2 - 1.0).abs() < 0.1, "{density}");
+    let number = |run: usize, field: &str| runs[run][field].as_f64().unwrap();
+    assert!(number(2, "picked_density") < 0.4 && number(2, "predictor_seconds") > 0.0);
+    assert!(number(2, "weight_bytes_per_token") < number(1, "weight_bytes_per_token"));
+
+    let line = "bench --synthetic tiny --density 0.2 --compare predicted:trained --predictor-rank 32 \
+                --repetitions 1 -p 4 -n 4 --threads 1";
+    let found = json(&line.split_whitespace().collect::<Vec<_>>());
+    assert!(found["predictor"].as_str().unwrap().contains("rank 32"));
+    assert!(found["runs"][0]["predictor_seconds"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
@@ -303,7 +354,8 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["generate", "--prompt-ids", "4096"], "4096"),
         (vec!["generate", "--temperature=-1"], "temperature"),
         (vec!["generate", "--top-k", "0"], "top_k"),
-        (vec!["generate", "--sparsity", "predicted"], "--sparsity predicted"),
+        (vec!["generate", "--predictor", "no-such-folder"], "model_0.pt"),
+        (vec!["generate", "--predictor-shift=nan", "--predictor", "quantized"], "finite shift"),
         (vec!["generate", "--device", "cuda"], "--device cuda"),
         (vec!["logits", "--ids", "1,2", "--out", dir], dir),
         (vec!["logits", "--ids", "1,99999"], "99999"),
@@ -317,6 +369,8 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["bench", "-p", "600"], "632"),
         (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
         (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
+        (vec!["profile", "--text", "no-such-file"], "no-such-file"),
+        (vec!["profile", "--activation", dir], "activation_N.pt"),
         (vec!["bench", "--synthetic", "tiny", "--density", "2"], "density"),
         (vec!["own_architecture", "--model", dir], "config.json"),
     ] {
@@ -355,6 +409,7 @@ fn help_is_printed_for_every_example() {
         "inspect",
         "convert",
         "bench",
+        "profile",
         "own_architecture",
     ] {
         let output = run(&[name, "--help"]);

@@ -66,6 +66,20 @@ fn every_common_flag_of_the_contract_parses() {
 }
 
 #[test]
+fn predictors_are_made_with_so_many_bits_or_lie_in_a_folder() {
+    use powerinfer::{LowBitFormat, PredictorSource};
+    let source = |line| parse(line).unwrap().predictor().map(|options| options.source);
+    assert_eq!(source(""), None);
+    let quantized = |bits| Some(PredictorSource::Quantized(bits));
+    assert_eq!(source("--sparsity predicted"), quantized(None));
+    assert_eq!(source("--predictor quantized"), quantized(None));
+    assert_eq!(source("--predictor quantized:2"), quantized(Some(LowBitFormat::Bits2)));
+    assert_eq!(source("--predictor a/b"), Some(PredictorSource::Folder("a/b".into())));
+    let shifted = parse("--predictor quantized --predictor-shift=-0.25").unwrap().predictor();
+    assert_eq!(shifted.unwrap().shift, -0.25);
+}
+
+#[test]
 fn values_that_no_version_knows_are_wrong_usage() {
     for line in [
         "--dtype int3",
@@ -76,6 +90,9 @@ fn values_that_no_version_knows_are_wrong_usage() {
         "--device cuda:x",
         "--vram-budget lots",
         "--sparsity some",
+        "--predictor quantized:5",
+        "--predictor quantized:",
+        "--predictor-shift some",
     ] {
         assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");
     }
@@ -89,8 +106,6 @@ fn flags_of_later_versions_are_refused_by_name() {
         ("--device hybrid", "--device hybrid"),
         ("--vram-budget 1GiB", "--vram-budget"),
         ("--plan p.json", "--plan"),
-        ("--sparsity predicted", "--sparsity predicted"),
-        ("--predictor quantized", "--predictor"),
     ] {
         let error = parse(line).unwrap().builder().unwrap_err();
         let text = failure(error.as_ref());

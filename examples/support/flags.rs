@@ -8,7 +8,9 @@ use clap::{Args, ValueEnum};
 use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
 use powerinfer::ops::{Activation, ThreadPool};
-use powerinfer::{Dtype, Engine, EngineBuilder, KvDtype, Sparsity};
+use powerinfer::{
+    Dtype, Engine, EngineBuilder, KvDtype, PredictorOptions, PredictorSource, Sparsity,
+};
 
 use super::report::Outcome;
 
@@ -48,9 +50,13 @@ pub(crate) struct CommonFlags {
     /// Which neurons of each feed-forward network to compute
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) sparsity: SparsityFlag,
-    /// A predictor file, or `quantized` to build one
-    #[arg(long, value_name = "FILE|quantized")]
-    pub(crate) predictor: Option<String>,
+    /// `quantized` to build a predictor from the gates, `quantized:2`, `:3` or `:4` to choose its bits,
+    /// or a predictor's folder
+    #[arg(long, value_name = "PATH|quantized", value_parser = parse_predictor)]
+    pub(crate) predictor: Option<PredictorSource>,
+    /// Above 0 the predictor lists more neurons and misses fewer, below 0 the other way round
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
+    pub(crate) predictor_shift: f32,
     /// Print one JSON object on stdout and nothing else
     #[arg(long)]
     pub(crate) json: bool,
@@ -123,7 +129,7 @@ impl CommonFlags {
         let mut builder = Engine::builder()
             .dtype(self.dtype())
             .kv_dtype(self.kv_dtype())
-            .sparsity(self.sparsity()?)
+            .sparsity(self.sparsity())
             .holding(self.holding())
             .requantise_down(self.requantise_down);
         if let Some(threads) = self.threads {
@@ -131,6 +137,9 @@ impl CommonFlags {
         }
         if let Some(activation) = self.activation {
             builder = builder.gguf_activation(activation);
+        }
+        if let Some(predictor) = self.predictor() {
+            builder = builder.predictor(predictor);
         }
         Ok(builder)
     }
@@ -176,20 +185,24 @@ impl CommonFlags {
     }
 
     /// The sparsity mode asked for.
-    pub(crate) fn sparsity(&self) -> Outcome<Sparsity> {
+    pub(crate) fn sparsity(&self) -> Sparsity {
         match self.sparsity {
-            SparsityFlag::Auto => Ok(Sparsity::Auto),
-            SparsityFlag::Dense => Ok(Sparsity::Dense),
-            SparsityFlag::Exact => Ok(Sparsity::Exact),
-            SparsityFlag::Predicted => {
-                not_yet("--sparsity predicted", "; use dense, exact or auto")
-            }
+            SparsityFlag::Auto => Sparsity::Auto,
+            SparsityFlag::Dense => Sparsity::Dense,
+            SparsityFlag::Exact => Sparsity::Exact,
+            SparsityFlag::Predicted => Sparsity::Predicted,
         }
+    }
+
+    /// The predictor asked for, by its own flag or as what `predicted` mode needs.
+    pub(crate) fn predictor(&self) -> Option<PredictorOptions> {
+        let wanted = self.predictor.is_some() || self.sparsity == SparsityFlag::Predicted;
+        let source = self.predictor.clone().unwrap_or_default();
+        wanted.then(|| PredictorOptions::new(source).with_shift(self.predictor_shift))
     }
 
     /// An error for each flag that is there for later versions.
     pub(crate) fn refuse_later_flags(&self) -> Outcome<()> {
-        self.sparsity()?;
         match self.device {
             DeviceFlag::Cpu => {}
             DeviceFlag::Cuda(n) => return not_yet(&format!("--device cuda:{n}"), "; use cpu"),
@@ -200,9 +213,6 @@ impl CommonFlags {
         }
         if self.plan.is_some() {
             return not_yet("--plan", "");
-        }
-        if self.predictor.is_some() {
-            return not_yet("--predictor", "");
         }
         Ok(())
     }
@@ -216,6 +226,17 @@ pub(crate) fn not_yet<T>(what: &str, instead: &'static str) -> Outcome<T> {
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= 1024);
     threads.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
+}
+
+fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
+    match text.strip_prefix("quantized") {
+        Some("") => Ok(PredictorSource::Quantized(None)),
+        Some(rest) if rest.starts_with(':') => {
+            let bits = rest[1..].parse().map_err(|_| "expected 2, 3 or 4 bits".to_owned())?;
+            Ok(PredictorSource::Quantized(Some(bits)))
+        }
+        _ => Ok(PredictorSource::Folder(text.into())),
+    }
 }
 
 fn parse_device(text: &str) -> Result<DeviceFlag, String> {

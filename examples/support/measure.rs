@@ -48,6 +48,7 @@ pub(crate) struct Run {
     filled: Option<Session>,
     prefill_speeds: Vec<f64>,
     decode_speeds: Vec<f64>,
+    decode_seconds: f64,
     decode: StepStats,
 }
 
@@ -60,6 +61,7 @@ impl Run {
             filled: None,
             prefill_speeds,
             decode_speeds,
+            decode_seconds: 0.0,
             decode: StepStats::default(),
         }
     }
@@ -86,6 +88,7 @@ impl Run {
             self.filled = Some(session);
         }
         self.decode_speeds.push(stats.decode_tokens_per_second());
+        self.decode_seconds += stats.decode_time.as_secs_f64();
         self.decode.merge(&stats.decode);
         Ok(())
     }
@@ -127,6 +130,19 @@ impl Run {
         self.decode.density()
     }
 
+    /// Share of neurons whose gate row was read.
+    pub(crate) fn picked_density(&self) -> f64 {
+        self.decode.picked_density()
+    }
+
+    /// Share of the decoding time that went into predicting.
+    pub(crate) fn predictor_share(&self) -> f64 {
+        if self.decode_seconds == 0.0 {
+            return 0.0;
+        }
+        self.decode.predictor_ns as f64 * 1e-9 / self.decode_seconds
+    }
+
     pub(crate) fn weight_bytes_per_token(&self) -> f64 {
         self.decode.weight_bytes as f64 / self.decode.n_tokens.max(1) as f64
     }
@@ -143,9 +159,9 @@ impl Run {
             "decode_tokens_per_second": self.decode_speed(),
             "weight_bytes_per_token": self.weight_bytes_per_token(),
             "ffn_density": self.density(),
-            // Nothing predicts yet: every neuron's gate is computed.
-            "picked_density": 1.0,
+            "picked_density": self.picked_density(),
             "predictor_seconds": self.decode.predictor_ns as f64 * 1e-9,
+            "predictor_share": self.predictor_share(),
         })
     }
 }

@@ -33,6 +33,59 @@ pub enum Error {
         bytes: usize,
     },
 
+    /// A pass was to run what a predictor picks, and the model has no predictor.
+    #[error("sparsity `predicted` needs a predictor, and the model was loaded without one")]
+    NoPredictor,
+
+    /// A folder of predictors has a file for a layer that the model does not have.
+    #[error("{path}: the model has {n_layers} layers, so this predictor is that of another")]
+    PredictorLayers {
+        /// The file.
+        path: PathBuf,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+
+    /// A predictor in a model's file has thresholds for another number of layers.
+    #[error("expected one threshold or one for each of {n_layers} layers, found {found}")]
+    PredictorThresholds {
+        /// Thresholds that there are.
+        found: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+    /// A profile is that of another model.
+    #[error("profile: expected {what} {expected}, found {found}")]
+    ProfileMismatch {
+        /// What differs.
+        what: &'static str,
+        /// What the model has.
+        expected: String,
+        /// What the profile has.
+        found: String,
+    },
+    /// A profile holds a number that cannot be: negative, no number, or more often than there were
+    /// tokens.
+    #[error("{path}: {what} holds {found}")]
+    ProfileValue {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        what: &'static str,
+        /// The number.
+        found: String,
+    },
+    /// A folder of the original's statistics does not have one file a layer.
+    #[error("{path}: expected one activation_N.pt for each layer, found {what} for layer {layer}")]
+    ProfileFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// What there is for it.
+        what: String,
+    },
+
     /// A file could not be opened or read.
     #[error("{path}: cannot be read")]
     Io {

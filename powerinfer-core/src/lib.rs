@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `config.json` → one checked struct | [`ModelConfig`] |
 //! | weight files → matrices by name, each checked, none overlooked | [`WeightStore`], [`TensorSource`] |
+//! | how often each neuron fires | [`ActivationProfile`] |
 //! | which neurons are hot, which cold | [`Placement`] |
 //! | keys and values of the tokens so far | [`KvCache`] |
 //! | tokens and cache → logits | [`CausalLm`], [`Step`] |
@@ -116,22 +117,27 @@ mod json;
 mod kv_cache;
 mod model;
 mod placement;
+mod profile;
 mod regular_file;
 mod sampler;
 mod stats;
 mod weights;
 
 pub use cancel::CancelToken;
-pub use config::{BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig};
+pub use config::{
+    BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig,
+    read_predictor_threshold,
+};
 pub use error::{Error, Result};
 pub use generation::{
     FinishReason, Generation, GenerationOptions, GenerationStats, LogitsHook, TokenLogprobs,
 };
 pub use kv_cache::{KvCache, KvShape, LayerPages};
-pub use model::{CausalLm, ModelInfo, Sparsity, Step, WantedLogits};
+pub use model::{CausalLm, FfnObserver, FfnSeen, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::Placement;
+pub use profile::{ActivationProfile, ProfiledModel};
 pub use sampler::{Sampler, Sampling};
-pub use stats::StepStats;
+pub use stats::{PredictionCounts, StepStats};
 pub use weights::{
     FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
     Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,

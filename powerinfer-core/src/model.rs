@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex};
 
-use powerinfer_ops::Workspace;
+use candle_core::Tensor;
+use powerinfer_ops::{NeuronIds, Workspace};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
@@ -22,6 +24,10 @@ pub enum Sparsity {
     Dense,
     /// The gate in full, then up and down for the neurons that fire. The same logits as dense.
     Exact,
+    /// Gate, up and down for the neurons that a predictor picks, as far as they fire. Not the same
+    /// logits: a neuron that is not picked counts as not firing. Layers without a predictor run as
+    /// in [`Exact`](Self::Exact).
+    Predicted,
 }
 
 impl Sparsity {
@@ -32,6 +38,7 @@ impl Sparsity {
             Self::Auto => "auto",
             Self::Dense => "dense",
             Self::Exact => "exact",
+            Self::Predicted => "predicted",
         }
     }
 }
@@ -46,10 +53,10 @@ impl FromStr for Sparsity {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let modes = [Self::Auto, Self::Dense, Self::Exact];
+        let modes = [Self::Auto, Self::Dense, Self::Exact, Self::Predicted];
         modes.into_iter().find(|mode| mode.name() == name).ok_or_else(|| Error::UnknownSparsity {
             found: name.to_owned(),
-            supported: "auto, dense, exact",
+            supported: "auto, dense, exact, predicted",
         })
     }
 }
@@ -84,6 +91,8 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// The formats that matrices are held in, each once.
     pub dtypes: Vec<String>,
+    /// The predictor of [`Sparsity::Predicted`], in words; `None` if there is none.
+    pub predictor: Option<String>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
     /// The token that texts begin with.
@@ -164,6 +173,45 @@ impl WantedLogits {
     }
 }
 
+/// Watches the feed-forward networks of a model: profilers, and what predictors are fitted on.
+pub trait FfnObserver: fmt::Debug + Send {
+    /// Sees one layer of a pass.
+    ///
+    /// # Errors
+    /// Whatever ends the pass.
+    fn observe(&mut self, seen: &FfnSeen<'_>) -> Result<()>;
+}
+
+/// What a feed-forward network saw, and what its neurons gave.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct FfnSeen<'a> {
+    /// Which layer it is.
+    pub layer: usize,
+    /// The residual stream before the norm, `[n_tokens, d_model]`.
+    pub residual: &'a Tensor,
+    /// What gate and up are multiplied with, `[n_tokens, d_model]`.
+    pub normed: &'a Tensor,
+    /// What the rows of down are multiplied with, `[n_tokens, d_ff]`: zero for a neuron that does
+    /// not fire.
+    pub activations: &'a [f32],
+    /// Euclidean norms of the rows of down, `[d_ff]`.
+    pub down_norms: &'a [f32],
+}
+
+impl<'a> FfnSeen<'a> {
+    /// What a layer saw and gave.
+    #[must_use]
+    pub fn new(
+        layer: usize,
+        [residual, normed]: [&'a Tensor; 2],
+        activations: &'a [f32],
+        down_norms: &'a [f32],
+    ) -> Self {
+        Self { layer, residual, normed, activations, down_norms }
+    }
+}
+
 /// What a forward pass is asked for, works in and gives, kept from pass to pass so that none
 /// allocates what the last one had.
 #[derive(Debug, Default)]
@@ -173,6 +221,13 @@ pub struct Step {
     /// How feed-forward networks are computed in place of [`ModelInfo::sparsity`], to compare
     /// modes over one set of weights: set by the caller.
     pub sparsity: Option<Sparsity>,
+    /// Whether to compute, beside the pass, what every neuron would have given, and to count in
+    /// [`StepStats::prediction_per_layer`] how much of it the predictors list: set by the caller. A
+    /// pass takes two to three times as long.
+    pub measure_prediction: bool,
+    /// Who is shown what every feed-forward network saw and what every neuron of it gave, which is
+    /// computed beside the pass: set by the caller.
+    pub observer: Option<Arc<Mutex<dyn FfnObserver>>>,
     /// Stops the pass, from another thread; a model looks at it before each layer: set by the
     /// caller.
     pub cancel: CancelToken,
@@ -180,6 +235,10 @@ pub struct Step {
     pub logits: Vec<f32>,
     /// Scratch memory of the operators.
     pub workspace: Workspace,
+    /// Scratch memory of predictors: lists of neurons.
+    pub picks: Vec<NeuronIds>,
+    /// Scratch memory of predictors: hidden values.
+    pub hidden: Vec<f32>,
     /// What passes did since the caller last cleared it.
     pub stats: StepStats,
 }
@@ -190,13 +249,13 @@ mod tests {
 
     #[test]
     fn names_and_modes_are_one_to_one() {
-        for mode in [Sparsity::Auto, Sparsity::Dense, Sparsity::Exact] {
+        for mode in [Sparsity::Auto, Sparsity::Dense, Sparsity::Exact, Sparsity::Predicted] {
             assert_eq!(mode.to_string().parse::<Sparsity>().unwrap(), mode);
         }
-        let error = "predicted".parse::<Sparsity>().unwrap_err();
+        let error = "guessed".parse::<Sparsity>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown sparsity \"predicted\", supported: auto, dense, exact"
+            "unknown sparsity \"guessed\", supported: auto, dense, exact, predicted"
         );
     }
 

@@ -1,5 +1,7 @@
 //! What a forward pass did, as plain numbers that add up.
 
+use std::ops::AddAssign;
+
 /// How much of a model's feed-forward networks ran, and what it cost.
 ///
 /// Every field is a sum over the tokens and adds to that of another step with
@@ -16,7 +18,7 @@
 /// assert_eq!(stats.fired_density(), 0.1);
 /// assert_eq!(stats.density_per_layer(), [0.2, 0.1]);
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepStats {
     /// Tokens that went through.
     pub n_tokens: u64,
@@ -27,6 +29,12 @@ pub struct StepStats {
     pub rows_per_layer: Vec<u64>,
     /// A layer at a time: neurons that there are, `d_ff · n_tokens`.
     pub neurons_per_layer: Vec<u64>,
+    /// A layer at a time: neurons whose gate was computed, which are all of them unless a predictor
+    /// picks.
+    pub picked_per_layer: Vec<u64>,
+    /// A layer at a time: how the predictor's picks compare with the truth, where
+    /// [`Step::measure_prediction`](crate::Step::measure_prediction) asks for it.
+    pub prediction_per_layer: Vec<PredictionCounts>,
     /// Weights read, in bytes, the head and a predictor included.
     pub weight_bytes: u64,
     /// Time spent on predicting, in nanoseconds.
@@ -42,16 +50,25 @@ impl StepStats {
             (&mut self.neurons_per_layer, neurons),
         ];
         for (per_layer, count) in counts {
-            if per_layer.len() <= layer {
-                per_layer.resize(layer + 1, 0);
-            }
-            per_layer[layer] += count;
+            at(per_layer, layer).add_assign(count);
         }
+    }
+
+    /// Adds how many neurons of a feed-forward network had their gate computed.
+    pub fn record_picked(&mut self, layer: usize, picked: u64) {
+        at(&mut self.picked_per_layer, layer).add_assign(picked);
+    }
+
+    /// Adds how a predictor's picks compare with the truth.
+    pub fn record_prediction(&mut self, layer: usize, counts: PredictionCounts) {
+        at(&mut self.prediction_per_layer, layer).add_assign(counts);
     }
 
     /// Adds what another step did.
     pub fn merge(&mut self, other: &Self) {
         self.n_tokens += other.n_tokens;
+        add(&mut self.picked_per_layer, &other.picked_per_layer);
+        add(&mut self.prediction_per_layer, &other.prediction_per_layer);
         add(&mut self.fired_per_layer, &other.fired_per_layer);
         add(&mut self.rows_per_layer, &other.rows_per_layer);
         add(&mut self.neurons_per_layer, &other.neurons_per_layer);
@@ -65,6 +82,8 @@ impl StepStats {
         self.fired_per_layer.clear();
         self.rows_per_layer.clear();
         self.neurons_per_layer.clear();
+        self.picked_per_layer.clear();
+        self.prediction_per_layer.clear();
         self.weight_bytes = 0;
         self.predictor_ns = 0;
     }
@@ -81,6 +100,26 @@ impl StepStats {
         share(self.fired_per_layer.iter().sum(), self.neurons_per_layer.iter().sum())
     }
 
+    /// Share of neurons whose gate was computed: 1 unless a predictor picks.
+    #[must_use]
+    pub fn picked_density(&self) -> f64 {
+        if self.picked_per_layer.is_empty() {
+            return 1.0;
+        }
+        share(self.picked_per_layer.iter().sum(), self.neurons_per_layer.iter().sum())
+    }
+
+    /// How predictions compare with the truth, over all layers; `None` if nobody asked or nothing
+    /// predicts.
+    #[must_use]
+    pub fn prediction(&self) -> Option<PredictionCounts> {
+        let measured = self.prediction_per_layer.iter().filter(|counts| counts.neurons > 0);
+        measured.copied().reduce(|mut sum, counts| {
+            sum += counts;
+            sum
+        })
+    }
+
     /// [`density`](Self::density) of each layer.
     #[must_use]
     pub fn density_per_layer(&self) -> Vec<f64> {
@@ -89,12 +128,80 @@ impl StepStats {
     }
 }
 
-fn add(to: &mut Vec<u64>, from: &[u64]) {
+/// Counts of a prediction against the truth; additive over tokens and layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PredictionCounts {
+    /// Neurons there are: tokens × neurons.
+    pub neurons: u64,
+    /// Neurons that were picked.
+    pub picked: u64,
+    /// Neurons that truly fire.
+    pub fired: u64,
+    /// Neurons that were picked and truly fire.
+    pub hits: u64,
+    /// Sum of the magnitudes of all activations.
+    pub mass: f64,
+    /// Of these, the magnitudes of the neurons that were picked.
+    pub mass_hits: f64,
+}
+
+impl PredictionCounts {
+    /// Share of the firing neurons that were picked; 1 if none fires.
+    #[must_use]
+    pub fn recall(&self) -> f64 {
+        if self.fired == 0 { 1.0 } else { share(self.hits, self.fired) }
+    }
+
+    /// Share of the activation mass that was picked; 1 if there is none.
+    #[must_use]
+    pub fn recall_mass(&self) -> f64 {
+        if self.mass == 0.0 { 1.0 } else { self.mass_hits / self.mass }
+    }
+
+    /// Share of the picked neurons that fire; 1 if none was picked.
+    #[must_use]
+    pub fn precision(&self) -> f64 {
+        if self.picked == 0 { 1.0 } else { share(self.hits, self.picked) }
+    }
+
+    /// Share of all neurons that were picked.
+    #[must_use]
+    pub fn picked_density(&self) -> f64 {
+        share(self.picked, self.neurons)
+    }
+
+    /// Share of all neurons that truly fire.
+    #[must_use]
+    pub fn fired_density(&self) -> f64 {
+        share(self.fired, self.neurons)
+    }
+}
+
+impl AddAssign for PredictionCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.neurons += other.neurons;
+        self.picked += other.picked;
+        self.fired += other.fired;
+        self.hits += other.hits;
+        self.mass += other.mass;
+        self.mass_hits += other.mass_hits;
+    }
+}
+
+/// Entry `layer`, which is made if it is not there.
+fn at<T: Clone + Default>(per_layer: &mut Vec<T>, layer: usize) -> &mut T {
+    if per_layer.len() <= layer {
+        per_layer.resize(layer + 1, T::default());
+    }
+    &mut per_layer[layer]
+}
+
+fn add<T: Copy + Default + AddAssign>(to: &mut Vec<T>, from: &[T]) {
     if to.len() < from.len() {
-        to.resize(from.len(), 0);
+        to.resize(from.len(), T::default());
     }
     for (to, from) in to.iter_mut().zip(from) {
-        *to += from;
+        *to += *from;
     }
 }
 

@@ -6,6 +6,7 @@ mod gguf;
 mod header;
 mod mapped;
 mod pytorch;
+mod small;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ pub use gguf::{
     GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex, write_gguf,
 };
 pub use mapped::{Holding, MappedTensor};
+pub(crate) use small::SmallTensors;
 pub use writer::write_safetensors;
 
 use crate::allocation::try_zeroed;
@@ -180,6 +182,15 @@ impl WeightStore {
     /// no archive of whole, uncompressed, contiguous tensors.
     pub fn open_with_pytorch(dir: &Path, max_bytes: u64) -> Result<Self> {
         Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, Some(max_bytes))?)))
+    }
+
+    /// Opens one PyTorch file, such as a layer of the original's predictors; whom to trust is said
+    /// at [`open_with_pytorch`](Self::open_with_pytorch).
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::PyTorch`].
+    pub fn open_pytorch_file(path: &Path) -> Result<Self> {
+        Ok(Self::from_source(Box::new(WeightFiles::open_pytorch_file(path)?)))
     }
 
     /// Takes the tensors from somewhere else. Of two with the same name the first is used.

@@ -30,6 +30,26 @@ pub enum Error {
         /// The mode that was asked for.
         sparsity: powerinfer_core::Sparsity,
     },
+    /// A trained predictor that misses nearly everything in every layer.
+    #[error(
+        "the predictor lists less than {:.0} % of the activation mass in every layer: it is that of \
+         another model", 100.0 * .floor
+    )]
+    PredictorOfAnotherModel {
+        /// The share that it has to list.
+        floor: f64,
+    },
+    /// Settings of a predictor that cannot be.
+    #[error(
+        "predictor: expected a finite shift and a floor from 0 to 1, found shift {shift} and floor \
+         {floor:?}"
+    )]
+    PredictorOptions {
+        /// The shift that was given.
+        shift: f32,
+        /// The floor that was given.
+        floor: Option<f64>,
+    },
     /// A model has something that a format has no way to say.
     #[error("{what} cannot be said in a {format} file")]
     NotConvertible {

@@ -21,7 +21,10 @@
 //! - [`Sparsity::Dense`](powerinfer_core::Sparsity): every neuron.
 //! - [`Sparsity::Exact`](powerinfer_core::Sparsity): the gate in full, up and down for the neurons that
 //!   it lets through. The same logits as dense, to the bit.
-//! - [`Sparsity::Auto`](powerinfer_core::Sparsity): exact where the activation is sparse, else dense.
+//! - [`Sparsity::Predicted`](powerinfer_core::Sparsity): gate, up and down for what a predictor lists;
+//!   a little loss for less reading, see [`PredictorOptions`].
+//! - [`Sparsity::Auto`](powerinfer_core::Sparsity): exact where the activation is sparse, else dense;
+//!   predicted only if a predictor is given.
 //!
 //! # Examples
 //!
@@ -46,6 +49,7 @@
 //! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything runs on the CPU.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod convert;
 mod error;
 mod estimate;
@@ -57,13 +61,16 @@ mod llama;
 mod load;
 mod loader;
 mod opt;
+mod predictor;
 mod registry;
 pub mod synthetic;
 
+pub use calibrate::calibrate;
 pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
 pub use error::{Error, Result};
 pub use estimate::{MemoryEstimate, estimate};
 pub use gguf_predictor::{GgufPredictor, MlpPredictorWeights};
 pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
+pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;

@@ -10,7 +10,9 @@ use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, WeightFormat};
 
 use crate::error::{Error, Result};
+use crate::gguf_predictor::GgufPredictor;
 use crate::loader::Loader;
+use crate::predictor::{PredictorOptions, PredictorSource, Predictors, try_out};
 use crate::{gguf_names, registry};
 
 /// How to hold and run a model.
@@ -23,6 +25,10 @@ pub struct LoadOptions {
     pub sparsity: Sparsity,
     /// Which neurons are hot; `None` keeps all neurons of a layer together.
     pub placement: Option<Placement>,
+    /// How neurons are predicted; [`Sparsity::Predicted`] without one takes those in a PowerInfer
+    /// file, or else makes quantised ones.
+    /// With one, [`Sparsity::Auto`] is [`Sparsity::Predicted`].
+    pub predictor: Option<PredictorOptions>,
     /// What keys and values are cached as, f32 by default.
     pub kv_dtype: KvDtype,
     /// Reads PyTorch files of at most so many bytes each where there are no safetensors; `None`
@@ -67,6 +73,13 @@ impl LoadOptions {
     #[must_use]
     pub fn with_pytorch(mut self, max_bytes: u64) -> Self {
         self.pytorch_bytes = Some(max_bytes);
+        self
+    }
+
+    /// Predicts which neurons fire.
+    #[must_use]
+    pub fn with_predictor(mut self, predictor: PredictorOptions) -> Self {
+        self.predictor = Some(predictor);
         self
     }
 
@@ -130,6 +143,15 @@ impl LoadOptions {
 /// ```
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
     let (config, store) = open(path, options)?;
+    let asked = options.sparsity == Sparsity::Predicted && options.predictor.is_none();
+    if asked
+        && is_gguf(path)
+        && let Some(found) = GgufPredictor::open(path)?
+    {
+        let thresholds = found.thresholds().to_vec();
+        let found = PredictorOptions::new(PredictorSource::InModel { thresholds });
+        return build(&config, store, &options.clone().with_predictor(found));
+    }
     build(&config, store, options)
 }
 
@@ -169,14 +191,22 @@ pub(crate) fn build(
         found: model_type.to_owned(),
         supported: registry::supported_model_types().join(", "),
     })?;
-    let sparsity = resolve(options.sparsity, config)?;
+    let sparsity = resolve(options, config)?;
     if let Some(placement) = &options.placement {
         placement.check(config.n_layers, config.d_ff)?;
     }
+    let predictor = match (&options.predictor, sparsity) {
+        (None, Sparsity::Predicted) => Some(PredictorOptions::default()),
+        (given, _) => given.clone(),
+    };
     let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
         .with_holding(options.holding)
         .with_requantised_down(options.requantise_down)
         .with_cancel(options.cancel.clone());
+    if let Some(predictor) = &predictor {
+        predictor.check()?;
+        loader = loader.with_predictors(Predictors::open(predictor, config.n_layers)?);
+    }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
     let is_ignorable =
@@ -184,17 +214,31 @@ pub(crate) fn build(
     let ignored = store.finish(&is_ignorable)?;
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);
+    if let Some(predictor) = &predictor {
+        let notes = try_out(&mut model, predictor)?;
+        model.add_notes(notes);
+    }
     Ok(Box::new(model))
 }
 
 /// What a mode means for a model.
-fn resolve(sparsity: Sparsity, config: &ModelConfig) -> Result<Sparsity> {
+fn resolve(options: &LoadOptions, config: &ModelConfig) -> Result<Sparsity> {
     let activation = config.activation;
+    let given = options.predictor.is_some();
+    let sparsity = match options.sparsity {
+        Sparsity::Auto if given => Sparsity::Predicted,
+        Sparsity::Auto if activation.is_sparse() => Sparsity::Exact,
+        Sparsity::Auto => Sparsity::Dense,
+        asked => asked,
+    };
     match sparsity {
-        Sparsity::Auto if activation.is_sparse() => Ok(Sparsity::Exact),
-        Sparsity::Auto | Sparsity::Dense => Ok(Sparsity::Dense),
-        Sparsity::Exact if activation.is_sparse() => Ok(Sparsity::Exact),
-        Sparsity::Exact => Err(Error::NotSparse { sparsity, activation }),
+        Sparsity::Dense if !given => Ok(sparsity),
+        Sparsity::Dense | Sparsity::Exact | Sparsity::Predicted if activation.is_sparse() => {
+            Ok(sparsity)
+        }
+        Sparsity::Dense | Sparsity::Exact | Sparsity::Predicted => {
+            Err(Error::NotSparse { sparsity, activation })
+        }
         _ => Err(Error::UnsupportedSparsity { sparsity }),
     }
 }

@@ -7,6 +7,7 @@ use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightForm
 
 use crate::gguf_names::by_neuron;
 use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
+use crate::predictor::Predictors;
 
 /// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub struct Loader<'a> {
     store: &'a mut WeightStore,
     dtype: Option<WeightFormat>,
     placement: Option<&'a Placement>,
+    predictors: Option<Predictors<'a>>,
     holding: Holding,
     requantise_down: bool,
     cancel: CancelToken,
@@ -68,7 +70,22 @@ impl<'a> Loader<'a> {
     ) -> Self {
         let (holding, loaded) = (Holding::Resident, Loaded::default());
         let cancel = CancelToken::default();
-        Self { store, dtype, placement, holding, requantise_down: false, cancel, loaded }
+        Self {
+            store,
+            dtype,
+            placement,
+            holding,
+            requantise_down: false,
+            cancel,
+            predictors: None,
+            loaded,
+        }
+    }
+
+    /// Gives each feed-forward network a predictor.
+    pub(crate) fn with_predictors(mut self, predictors: Predictors<'a>) -> Self {
+        self.predictors = Some(predictors);
+        self
     }
 
     /// Says whether matrices are copied into memory; only for the layout that down projections are
@@ -216,6 +233,12 @@ impl<'a> Loader<'a> {
         };
         let weights =
             weights.with_biases(gate_bias, up_bias)?.with_up_activation(tensors.up_activation);
+        let predictor = match &self.predictors {
+            // no neuron's part of down can be read alone
+            Some(_) if weights.down_by_output.is_some() => None,
+            Some(predictors) => Some(predictors.of_layer(layer, &weights, self.store)?),
+            None => None,
+        };
         let shards = match self.placement {
             Some(placement) => {
                 let (hot, cold) = (placement.hot(layer).clone(), placement.cold(layer));
@@ -223,7 +246,10 @@ impl<'a> Loader<'a> {
             }
             None => vec![FfnShard::whole(weights)],
         };
-        SparseFfn::new(shards, down_bias)
+        let ffn = SparseFfn::new(shards, down_bias)?;
+        let Some(predictor) = predictor else { return Ok(ffn) };
+        self.loaded.weight_bytes += predictor.size_bytes() as u64;
+        Ok(ffn.with_predictor(predictor))
     }
 
     /// Takes a down projection, whichever way the file holds it.

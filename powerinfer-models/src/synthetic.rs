@@ -203,7 +203,7 @@ impl TensorSource for Synthetic {
 
 /// A sum of four uniform numbers, mean 0 and variance 1: sums of many of them are normal, and it
 /// costs a billion of them few seconds.
-fn nearly_normal(seed: u64, index: usize) -> f32 {
+pub(crate) fn nearly_normal(seed: u64, index: usize) -> f32 {
     let bits = mix(seed.wrapping_add((index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
     let sum: u32 = (0..4).map(|word| (bits >> (16 * word)) as u32 & 0xFFFF).sum();
     // four uniform numbers of width 65536 have standard deviation 65536 / √3
@@ -218,7 +218,7 @@ fn mix(value: u64) -> u64 {
 }
 
 /// The number that a standard normal one stays below with probability `p`, by bisection.
-fn normal_quantile(p: f64) -> f64 {
+pub(crate) fn normal_quantile(p: f64) -> f64 {
     let (mut low, mut high) = (-6.0, 6.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;

@@ -78,9 +78,9 @@ fn oracle_mask_equals_dense() {
 
         let oracle = Oracle::new(weights.gate.clone(), Some(gate_bias), Activation::Relu).unwrap();
         let oracle = ffn.clone().with_predictor(Arc::new(oracle));
-        assert_same_bits(&run(&oracle, Sparsity::Auto), &dense, "oracle");
+        assert_same_bits(&run(&oracle, Sparsity::Predicted), &dense, "oracle");
         let all = ffn.with_predictor(Arc::new(All::new(n)));
-        assert_same_bits(&run(&all, Sparsity::Auto), &dense, "all");
+        assert_same_bits(&run(&all, Sparsity::Predicted), &dense, "all");
 
         // two shards: each gets its own part of the oracle's lists
         let hot = NeuronIds::from_sorted(Seeded::new(8).ids(n, 0.4)).unwrap();
@@ -91,7 +91,7 @@ fn oracle_mask_equals_dense() {
             .unwrap()
             .with_predictor(Arc::new(oracle.unwrap()));
         let largest = dense.iter().fold(0f32, |largest, y| largest.max(y.abs()));
-        let distance = max_distance(&run(&split, Sparsity::Auto), &dense);
+        let distance = max_distance(&run(&split, Sparsity::Predicted), &dense);
         assert!(distance <= 2e-6 * f64::from(largest), "{format}: {distance} of {largest}");
     }
 }

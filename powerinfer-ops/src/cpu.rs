@@ -11,6 +11,7 @@
 pub(crate) mod activations;
 pub(crate) mod attention_rows;
 pub(crate) mod int8;
+pub(crate) mod low_bit;
 pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod rows;
@@ -33,6 +34,9 @@ mod avx512;
 mod int8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int8_avx512;
+mod low_bit_avx2;
+#[cfg(target_arch = "x86_64")]
+mod low_bit_avx512;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -249,6 +253,23 @@ impl RowKernels {
     pub(crate) fn table(self) -> &'static Table {
         self.0
     }
+}
+
+/// The tables for low-bit copies that this CPU runs, slowest first.
+fn low_bit_tables() -> Vec<&'static low_bit::LowBitTable> {
+    #[allow(unused_mut, reason = "only x86-64 has more than one table")]
+    let mut tables = vec![&low_bit::SCALAR];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let of_rows = RowKernels::available();
+        if of_rows.iter().any(|kernels| kernels.name() == "avx2") {
+            tables.push(&low_bit_avx2::TABLE);
+        }
+        if of_rows.iter().any(|kernels| kernels.name() == "avx512vnni") {
+            tables.push(&low_bit_avx512::TABLE);
+        }
+    }
+    tables
 }
 
 impl fmt::Debug for RowKernels {

@@ -5,9 +5,13 @@
 //! activation is not zero; only then do its up and down rows matter. Because every product is
 //! one sum in a fixed order, leaving the others out changes no bit of the result.
 
+mod activations;
 pub(crate) mod down_by_output;
 mod many_tokens;
 pub(crate) mod one_token;
+pub(crate) mod predictor;
+
+use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 
@@ -16,10 +20,14 @@ use crate::cpu::RowKernels;
 use crate::cpu::product::Inputs;
 use crate::error::OpError;
 use crate::format::WeightFormat;
+use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
 use crate::tensor::with_rows;
 use crate::workspace::Workspace;
+
+pub use activations::ffn_activations;
+use predictor::nanoseconds;
 
 /// The matrices of a feed-forward network, or of some of its neurons.
 #[derive(Debug, Clone)]
@@ -194,6 +202,25 @@ pub enum Neurons<'a> {
     Firing,
     /// Those of the given ones that fire; one list a token, ids local to the weights.
     FiringOf(&'a [NeuronIds]),
+    /// Those that fire of the ones that a low-bit copy of the gate lets through, with a margin in
+    /// standard deviations of its error.
+    Estimated(&'a GateEstimate, f32),
+    /// Those that fire of the ones that a predictor's last layer picks.
+    Scored(NeuronScores<'a>),
+}
+
+/// The last layer of a predictor: a neuron is picked if its score reaches the threshold.
+///
+/// Each task computes the scores of its own neurons and goes on with those that it picks, so that
+/// no list of all neurons is ever made.
+#[derive(Debug, Clone, Copy)]
+pub struct NeuronScores<'a> {
+    /// `[n_neurons, rank]`
+    pub rows: &'a NeuronMatrix,
+    /// What the rows are multiplied with, `[n_tokens, rank]`.
+    pub hidden: &'a [f32],
+    /// The least score of a neuron that runs. A score that is not a number counts as reaching it.
+    pub threshold: f32,
 }
 
 /// What a feed-forward network did.
@@ -205,8 +232,13 @@ pub struct FfnCounts {
     /// Neurons that ran to the end, summed over tokens: all of them, or those that fired and whose
     /// up product did not make them zero after all.
     pub ran: u64,
-    /// Bytes of weights that were read.
+    /// Bytes of weights that were read, those of a predictor included.
     pub bytes: u64,
+    /// Neurons whose gate was computed, summed over tokens: all of them, or those that were picked.
+    pub picked: u64,
+    /// Time that finding out which took, in nanoseconds, where it happens here: a task's time
+    /// divided by the number of threads.
+    pub predictor_ns: u64,
 }
 
 /// Computes a feed-forward network.
@@ -250,7 +282,7 @@ pub fn ffn(
     with_rows("ffn", "x", x, weights.d_model(), |values| {
         let mut y = vec![0.0; values.len()];
         let kernels = RowKernels::best();
-        let Workspace { inputs, activations, step, by_output, .. } = workspace;
+        let Workspace { inputs, activations, step, by_output, predictor, .. } = workspace;
         let formats = [Some(&weights.gate), weights.up.as_ref()];
         let formats = formats.map(|matrix| matrix.unwrap_or(&weights.gate).format());
         let inputs = Inputs::new(kernels, &formats, weights.d_model(), values, inputs);
@@ -260,9 +292,22 @@ pub fn ffn(
             return Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts));
         }
         run.check(neurons)?;
-        let counts = match inputs.n_tokens() {
-            0 => FfnCounts::default(),
-            1 => run.one_token(neurons, step, &mut y),
+        let counts = match (inputs.n_tokens(), neurons) {
+            (0, _) => FfnCounts::default(),
+            (1, _) => {
+                let seen = predictor.prepare(kernels, neurons, values);
+                run.one_token(neurons, seen, step, &mut y)
+            }
+            (_, Neurons::Estimated(..) | Neurons::Scored(_)) => {
+                let began = Instant::now();
+                let bytes = predictor.pick(kernels, neurons, values);
+                let elapsed_ns = nanoseconds(began);
+                let neurons = Neurons::FiringOf(&predictor.picks);
+                let mut counts = run.many_tokens(neurons, activations, &mut y);
+                counts.predictor_ns += elapsed_ns;
+                counts.bytes += bytes as u64;
+                counts
+            }
             _ => run.many_tokens(neurons, activations, &mut y),
         };
         Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts))
@@ -277,14 +322,42 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Fails unless there is a list of ids a token, all of them within the weights.
+    /// Fails unless there is a list of ids a token, all of them within the weights, or a predictor's
+    /// rows are one a neuron.
     fn check(&self, neurons: Neurons<'_>) -> Result<(), OpError> {
-        let Neurons::FiringOf(picks) = neurons else { return Ok(()) };
-        if picks.len() != self.x.n_tokens() {
-            let (expected, found) = (vec![self.x.n_tokens()], vec![picks.len()]);
-            return Err(OpError::Shape { op: "ffn", what: "lists of ids", expected, found });
+        let n_tokens = self.x.n_tokens();
+        match neurons {
+            Neurons::All | Neurons::Firing => Ok(()),
+            Neurons::FiringOf(picks) => {
+                self.check_shape("lists of ids", &[n_tokens], &[picks.len()])?;
+                picks.iter().try_for_each(|picks| self.weights.gate.check_ids("ffn", picks))
+            }
+            Neurons::Estimated(estimate, _) => {
+                let rows = estimate.rows();
+                let expected = [self.weights.n_neurons(), self.weights.d_model()];
+                self.check_shape("the low-bit copy", &expected, &[rows.n_rows(), rows.n_columns()])
+            }
+            Neurons::Scored(NeuronScores { rows, hidden, .. }) => {
+                let (n_neurons, rank) = (rows.n_neurons(), rows.d_model());
+                let expected = [self.weights.n_neurons(), rank];
+                self.check_shape("the predictor's rows", &expected, &[n_neurons, rank])?;
+                let expected = n_tokens * rank;
+                self.check_shape("the predictor's hidden values", &[expected], &[hidden.len()])
+            }
         }
-        picks.iter().try_for_each(|picks| self.weights.gate.check_ids("ffn", picks))
+    }
+
+    fn check_shape(
+        &self,
+        what: &'static str,
+        expected: &[usize],
+        found: &[usize],
+    ) -> Result<(), OpError> {
+        if expected == found {
+            return Ok(());
+        }
+        let (expected, found) = (expected.to_vec(), found.to_vec());
+        Err(OpError::Shape { op: "ffn", what, expected, found })
     }
 }
 
@@ -293,6 +366,8 @@ impl FfnCounts {
         self.fired += other.fired;
         self.ran += other.ran;
         self.bytes += other.bytes;
+        self.picked += other.picked;
+        self.predictor_ns += other.predictor_ns;
     }
 
     fn sum(mut self, other: Self) -> Self {

@@ -3,6 +3,7 @@
 mod bf16;
 mod f16;
 mod f32;
+pub(crate) mod low_bit;
 mod q4_0;
 mod q4_1;
 pub(crate) mod q4_k;

@@ -5,6 +5,7 @@ use crate::cpu::activations::Activations;
 use crate::cpu::product::InputScratch;
 use crate::ffn::down_by_output::OutputScratch;
 use crate::ffn::one_token::StepScratch;
+use crate::ffn::predictor::PredictorScratch;
 
 /// Scratch memory that grows to what a step needs and is then reused for ever: one a session.
 ///
@@ -20,6 +21,8 @@ pub struct Workspace {
     pub(crate) activations: Activations,
     /// Of one token.
     pub(crate) step: StepScratch,
+    /// Of a predictor.
+    pub(crate) predictor: PredictorScratch,
     /// Of networks whose down projection is stored by output.
     pub(crate) by_output: OutputScratch,
     pub(crate) attention: AttentionScratch,
@@ -32,6 +35,7 @@ impl Workspace {
         self.inputs.size_bytes()
             + self.activations.size_bytes()
             + self.step.size_bytes()
+            + self.predictor.size_bytes()
             + self.by_output.size_bytes()
             + self.attention.size_bytes()
     }

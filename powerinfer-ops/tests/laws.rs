@@ -9,8 +9,9 @@ use powerinfer_ops::attention::{
     AttentionShape, KvDtype, KvLayout, KvPage, KvPages, PAGE_LEN, causal_attention,
 };
 use powerinfer_ops::{
-    Activation, ActivationMask, FfnWeights, NeuronIds, NeuronMatrix, Neurons, OpError,
-    WeightFormat, Workspace, ffn, linear, sparse_axpy, sparse_matvec,
+    Activation, ActivationMask, FfnWeights, GateEstimate, LowBitFormat, NeuronIds, NeuronMatrix,
+    NeuronScores, Neurons, OpError, WeightFormat, Workspace, ffn, ffn_activations, linear,
+    sparse_axpy, sparse_matvec,
 };
 use proptest::prelude::*;
 use testing::tolerance::dot_bound;
@@ -122,6 +123,71 @@ proptest! {
         // nothing picked
         let (nothing, counts) = run(Neurons::FiringOf(&vec![NeuronIds::new(); n_tokens]), &x);
         prop_assert!(nothing.iter().all(|&y| y == 0.0) && counts.fired == 0);
+    }
+
+    #[test]
+    fn a_predictor_run_with_the_network_gives_the_bits_of_its_list_however_tokens_are_grouped(
+        (format, d) in format_and_width(), n in 1usize..600, n_tokens in 1usize..7,
+        bits in 0usize..3, margin in -1f32..2.0, shift in -2f32..2.0, seed: u64,
+    ) {
+        let weights = network(format, n, d, (true, true, shift), seed);
+        let x = tensor(n_tokens, d, seed ^ 9);
+        let mut workspace = Workspace::default();
+        let mut run = |neurons: Neurons<'_>, x: &Tensor| {
+            let (y, counts) = ffn(&weights, neurons, x, &mut workspace).unwrap();
+            (values(&y), counts)
+        };
+        let estimate = GateEstimate::new(
+            LowBitFormat::ALL[bits], &weights.gate, weights.gate_bias.as_deref(), weights.activation,
+        ).unwrap();
+        let mut picks = Vec::new();
+        estimate.pick(&values(&x), margin, &mut picks);
+        let (scores, hidden) = (matrix(format, n, d, seed ^ 4), values(&tensor(n_tokens, d, seed ^ 5)));
+        let scored = |t: std::ops::Range<usize>| Neurons::Scored(NeuronScores {
+            rows: &scores, hidden: &hidden[t.start * d..t.end * d], threshold: margin,
+        });
+        let products = values(&linear(&scores, None, &tensor(n_tokens, d, seed ^ 5)).unwrap());
+        let score_picks: Vec<NeuronIds> = products.chunks(n).map(|scores| {
+            let ids = (0..n as u32).filter(|&id| scores[id as usize] >= margin);
+            NeuronIds::from_sorted(ids.collect()).unwrap()
+        }).collect();
+        for (picks, whole) in [
+            (&picks, run(Neurons::Estimated(&estimate, margin), &x)),
+            (&score_picks, run(scored(0..n_tokens), &x)),
+        ] {
+            let (listed, counts) = run(Neurons::FiringOf(picks), &x);
+            assert_same_bits(&whole.0, &listed, "its list");
+            prop_assert_eq!(whole.1.picked, picks.iter().map(|ids| ids.len() as u64).sum::<u64>());
+            prop_assert_eq!((whole.1.fired, whole.1.ran), (counts.fired, counts.ran));
+        }
+        for t in 0..n_tokens {
+            let x_t = x.narrow(0, t, 1).unwrap();
+            for (neurons, of_all) in
+                [(Neurons::Estimated(&estimate, margin), &picks), (scored(t..t + 1), &score_picks)]
+            {
+                let (alone, counts) = run(neurons, &x_t);
+                let (listed, _) = run(Neurons::FiringOf(&of_all[t..=t]), &x_t);
+                assert_same_bits(&alone, &listed, "alone");
+                prop_assert_eq!(counts.picked, of_all[t].len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn activations_are_zero_for_what_does_not_run_and_give_the_output(
+        n in 1usize..120, n_tokens in 1usize..4, shift in -2f32..2.0, seed: u64,
+    ) {
+        let d = 40;
+        let weights = network(WeightFormat::F32, n, d, (true, true, shift), seed);
+        let x = tensor(n_tokens, d, seed ^ 9);
+        let mut h = vec![7.0; 3];
+        ffn_activations(&weights, &x, &mut h).unwrap();
+        let (y, counts) = ffn(&weights, Neurons::Firing, &x, &mut Workspace::default()).unwrap();
+        prop_assert_eq!(h.iter().filter(|&&h| h != 0.0).count() as u64, counts.ran);
+        let h = Tensor::from_vec(h, (n_tokens, n), &Device::Cpu).unwrap();
+        let mask = random_mask(n_tokens, n, 1.0, seed);
+        let again = sparse_axpy(&weights.down, &mask, &h).unwrap();
+        assert_same_bits(&values(&again), &values(&y), "down");
     }
 
     #[test]
@@ -422,7 +488,8 @@ fn a_page_holds_what_was_written_rounded_to_its_type_and_refuses_the_rest() {
             let too_far = page.write(56, &keys, &values);
             assert!(matches!(too_far, Err(OpError::Shape { op: "KvPage::write", .. })));
             assert!(page.write(usize::MAX, &keys, &values).is_err());
-            assert!(page.write(0, &keys, &values[..width]).is_err());
+            let unequal = page.write(0, &keys, &values[..width]);
+            assert!(matches!(unequal, Err(OpError::Shape { what: "values", .. })));
             assert!(width == 1 || page.write(0, &keys[1..], &values[1..]).is_err());
         }
     }

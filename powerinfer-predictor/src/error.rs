@@ -15,6 +15,14 @@ pub enum Error {
     /// candle refused an operation.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// A weight or a threshold of a predictor is not a finite number.
+    #[error("predictor: {what}, row {row}, holds a value that is not a finite number")]
+    NotFinite {
+        /// The part of the predictor.
+        what: &'static str,
+        /// Its row.
+        row: usize,
+    },
     /// Two masks that are to be compared have different shapes.
     #[error("masks of {predicted:?} and {oracle:?} tokens × neurons cannot be compared")]
     MaskShape {

@@ -6,6 +6,8 @@
 //!
 //! | predictor | lists | for |
 //! |---|---|---|
+//! | [`QuantizedGate`] | neurons whose gate product is positive going by 2 to 4 bits a weight | any ReLU model, without training |
+//! | [`MlpPredictor`] | neurons that two trained layers score high | the original's predictors |
 //! | [`Oracle`] | the neurons that fire | measuring all others |
 //! | [`All`] | every neuron | dense inference along the same path |
 //!
@@ -34,23 +36,27 @@
 //!
 //! # Limits
 //!
-//! Predictors that save work, trained or made from low-bit weights, are not here yet.
+//! Nothing here trains a predictor.
 #![forbid(unsafe_code)]
 
 mod all;
 mod error;
+mod mlp;
 mod oracle;
 mod quality;
+mod quantized;
 
 use std::fmt;
 
 use candle_core::Tensor;
-use powerinfer_ops::NeuronIds;
+use powerinfer_ops::{NeuronIds, Neurons};
 
 pub use all::All;
 pub use error::{Error, Result};
+pub use mlp::MlpPredictor;
 pub use oracle::Oracle;
 pub use quality::Quality;
+pub use quantized::QuantizedGate;
 
 /// What a feed-forward network is about to see, each `[n_tokens, d_model]` f32.
 #[derive(Debug, Clone, Copy)]
@@ -69,8 +75,37 @@ pub trait ActivationPredictor: fmt::Debug + Send + Sync {
     /// [`Error::Op`] if the inputs have another shape than the predictor was made for.
     fn predict(&self, inputs: &FfnInputs<'_>, picks: &mut Vec<NeuronIds>) -> Result<()>;
 
+    /// What a network of all the neurons of the layer is to run, so that the predictor's last step is
+    /// done by the tasks that go on with what it picks. `hidden` is scratch memory. `None` if there
+    /// is no such way, then [`predict`](Self::predict) is asked.
+    ///
+    /// # Errors
+    /// As [`predict`](Self::predict).
+    fn fused<'a>(
+        &'a self,
+        _inputs: &FfnInputs<'_>,
+        _hidden: &'a mut Vec<f32>,
+    ) -> Result<Option<Neurons<'a>>> {
+        Ok(None)
+    }
+
     /// Which kind of predictor this is.
     fn kind(&self) -> PredictorKind;
+
+    /// Bytes of its weights, all of which a token reads.
+    fn size_bytes(&self) -> usize {
+        0
+    }
+
+    /// Of these, the bytes that [`fused`](Self::fused) has read itself.
+    fn bytes_before(&self) -> usize {
+        0
+    }
+
+    /// The predictor in a few words.
+    fn describe(&self) -> String {
+        self.kind().to_string()
+    }
 }
 
 /// The kinds of predictors.
@@ -81,6 +116,10 @@ pub enum PredictorKind {
     All,
     /// [`Oracle`].
     Oracle,
+    /// [`QuantizedGate`].
+    QuantizedGate,
+    /// [`MlpPredictor`].
+    Mlp,
 }
 
 impl fmt::Display for PredictorKind {
@@ -88,6 +127,8 @@ impl fmt::Display for PredictorKind {
         f.write_str(match self {
             Self::All => "all",
             Self::Oracle => "oracle",
+            Self::QuantizedGate => "quantized gate",
+            Self::Mlp => "two layers",
         })
     }
 }

@@ -28,6 +28,7 @@ pub mod blocks;
 mod file;
 pub mod fixture;
 pub mod golden;
+pub mod pytorch;
 pub mod seeded;
 pub mod tolerance;
 

@@ -131,7 +131,7 @@ impl fmt::Display for FinishReason {
 }
 
 /// What a generation has done so far. The time between two calls of `next` counts nowhere.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct GenerationStats {
     /// Tokens of the prompt, once they have run.

@@ -68,6 +68,34 @@ impl WeightFiles {
         found.ok_or_else(|| Error::NoWeights { path: dir.to_owned(), pytorch })
     }
 
+    /// No files yet.
+    fn empty(path: &Path) -> Self {
+        Self { path: path.to_owned(), files: vec![], maps: vec![], tensors: BTreeMap::new() }
+    }
+
+    /// Opens one PyTorch file.
+    pub(super) fn open_pytorch_file(path: &Path) -> Result<Self> {
+        let file = RegularFile::open(path)?;
+        let mut this = Self::empty(path);
+        this.add_file(file, &PYTORCH)?;
+        Ok(this)
+    }
+
+    /// Opens one safetensors file; gives what its header says beside the tensors, too.
+    pub(super) fn open_safetensors_file(path: &Path) -> Result<(Self, BTreeMap<String, String>)> {
+        let file = RegularFile::open(path)?;
+        let metadata = header::read_metadata(&file)?;
+        let mut this = Self::empty(path);
+        this.add_file(file, &SAFETENSORS)?;
+        Ok((this, metadata))
+    }
+
+    /// Bytes of a tensor; 0 if there is none of that name.
+    pub(super) fn size_bytes(&self, name: &str) -> usize {
+        let size = self.tensors.get(name).map_or(0, |place| place.located.size);
+        usize::try_from(size).unwrap_or(usize::MAX)
+    }
+
     /// Maps all files.
     pub(super) fn map(mut self) -> Result<Self> {
         self.maps = self.files.iter().map(MappedFile::new).collect::<Result<_>>()?;
@@ -77,8 +105,7 @@ impl WeightFiles {
     fn open_kind(dir: &Path, kind: &Kind, max_bytes: u64) -> Result<Option<Self>> {
         let (file, index) = (dir.join(kind.file), dir.join(kind.index));
         if let Some(file) = open_if_there(&file, max_bytes)? {
-            let path = file.path().to_owned();
-            let mut this = Self { path, files: vec![], maps: vec![], tensors: BTreeMap::new() };
+            let mut this = Self::empty(file.path());
             this.add_file(file, kind)?;
             return Ok(Some(this));
         }
@@ -91,12 +118,7 @@ impl WeightFiles {
     fn open_shards(dir: &Path, index: &RegularFile, kind: &Kind, max_bytes: u64) -> Result<Self> {
         let text = index.read_all("a shard index", MAX_HEADER_BYTES)?;
         let Index { weight_map: UniqueMap(weight_map) } = json::parse(index.path(), &text)?;
-        let mut this = Self {
-            path: index.path().to_owned(),
-            files: vec![],
-            maps: vec![],
-            tensors: BTreeMap::new(),
-        };
+        let mut this = Self::empty(index.path());
         for shard in weight_map.values().collect::<BTreeSet<_>>() {
             let path = this.path.clone();
             if !is_plain_file_name(shard) {

@@ -3,7 +3,7 @@
 //! The file is not trusted: each number in it is checked against the length of the file before
 //! anything is allocated or read for it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ::safetensors::Dtype;
@@ -61,6 +61,29 @@ impl Located {
 /// [`Error::Io`].
 pub(super) fn read(file: &RegularFile) -> Result<Vec<Located>> {
     let path = || file.path().to_owned();
+    let (data_start, Header { mut tensors, .. }) = parse(file)?;
+    // the order in which the check walks the data area
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    let metadata = Metadata::new(None, tensors)
+        .map_err(|source| Error::Safetensors { path: path(), source })?;
+    let file_bytes = data_start.saturating_add(metadata.data_len() as u64);
+    if file_bytes != file.len() {
+        return Err(Error::FileLength { path: path(), expected: file_bytes, found: file.len() });
+    }
+    Ok(metadata.tensors().into_iter().map(|(name, info)| locate(data_start, name, info)).collect())
+}
+
+/// What the header says beside the tensors.
+///
+/// # Errors
+/// As [`read`], which alone checks the tensors.
+pub(super) fn read_metadata(file: &RegularFile) -> Result<BTreeMap<String, String>> {
+    Ok(parse(file)?.1.metadata)
+}
+
+/// Where the data begins, and the header.
+fn parse(file: &RegularFile) -> Result<(u64, Header)> {
+    let path = || file.path().to_owned();
     let length_error = |expected| Error::FileLength { path: path(), expected, found: file.len() };
 
     let mut len = [0; 8];
@@ -80,18 +103,7 @@ pub(super) fn read(file: &RegularFile) -> Result<Vec<Located>> {
     // below the limit, so it fits any address space
     let mut text = try_zeroed("the header of a weight file", header_bytes as usize)?;
     file.read_at(len.len() as u64, &mut text)?;
-    let Header { mut tensors } = json::parse(file.path(), &text)?;
-    drop(text);
-
-    // the order in which the check walks the data area
-    tensors.sort_by_key(|(_, info)| info.data_offsets);
-    let metadata = Metadata::new(None, tensors)
-        .map_err(|source| Error::Safetensors { path: path(), source })?;
-    let file_bytes = data_start.saturating_add(metadata.data_len() as u64);
-    if file_bytes != file.len() {
-        return Err(length_error(file_bytes));
-    }
-    Ok(metadata.tensors().into_iter().map(|(name, info)| locate(data_start, name, info)).collect())
+    Ok((data_start, json::parse(file.path(), &text)?))
 }
 
 fn locate(data_start: u64, name: String, info: &RawInfo) -> Located {
@@ -113,6 +125,7 @@ fn locate(data_start: u64, name: String, info: &RawInfo) -> Located {
 /// comes twice, of which one would be lost without a word.
 struct Header {
     tensors: Vec<(String, RawInfo)>,
+    metadata: BTreeMap<String, String>,
 }
 
 impl<'de> Deserialize<'de> for Header {
@@ -132,17 +145,18 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> std::result::Result<Header, A::Error> {
         let mut names = BTreeSet::new();
-        let mut tensors = Vec::new();
+        let (mut tensors, mut metadata) = (Vec::new(), BTreeMap::new());
         while let Some(name) = access.next_key::<String>()? {
             if !names.insert(name.clone()) {
                 return Err(json::duplicate_key(&name));
             }
             if name == METADATA {
-                access.next_value::<Option<UniqueMap<String>>>()?;
+                let said = access.next_value::<Option<UniqueMap<String>>>()?;
+                metadata = said.map(|UniqueMap(map)| map).unwrap_or_default();
             } else {
                 tensors.push((name, access.next_value::<RawInfo>()?));
             }
         }
-        Ok(Header { tensors })
+        Ok(Header { tensors, metadata })
     }
 }

@@ -10,7 +10,7 @@ use std::io::{BufReader, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::DType;
-use candle_core::pickle::{TensorInfo as RawInfo, read_pth_tensor_info};
+use candle_core::pickle::{Object, Stack, TensorInfo as RawInfo, read_pth_tensor_info};
 use powerinfer_ops::WeightFormat;
 use zip::{CompressionMethod, ZipArchive};
 
@@ -32,7 +32,10 @@ type Entries = BTreeMap<String, (u64, u64)>;
 pub(super) fn read(file: &RegularFile) -> Result<Vec<Located>> {
     let entries = entries(file)?;
     // the reader indexes into what a pickle holds, so that a broken one makes it panic
-    let read = catch_unwind(AssertUnwindSafe(|| read_pth_tensor_info(file.path(), false, None)));
+    let read = catch_unwind(AssertUnwindSafe(|| {
+        let infos = read_pth_tensor_info(file.path(), false, None)?;
+        if infos.is_empty() { single(file, &entries) } else { Ok(infos) }
+    }));
     let infos = read
         .map_err(|_| broken(file, "a pickle that is no table of tensors", None))?
         .map_err(|error| broken(file, "a broken pickle", Some(Box::new(error))))?;
@@ -40,6 +43,21 @@ pub(super) fn read(file: &RegularFile) -> Result<Vec<Located>> {
         return Err(broken(file, "no tensors in it", None));
     }
     infos.iter().map(|info| located(file, &entries, info)).collect()
+}
+
+/// The tensor of a file that holds no table but one tensor, under the name of nothing.
+fn single(file: &RegularFile, entries: &Entries) -> candle_core::Result<Vec<RawInfo>> {
+    let Some(pickle) = entries.keys().find(|name| name.ends_with("data.pkl")) else {
+        return Ok(Vec::new());
+    };
+    let (start, len) = entries[pickle];
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    file.read_at(start, &mut bytes).map_err(candle_core::Error::wrap)?;
+    let mut stack = Stack::empty();
+    stack.read_loop(&mut bytes.as_slice())?;
+    let dir = pickle.strip_suffix(".pkl").unwrap_or(pickle);
+    let name = Object::Unicode(String::new());
+    Ok(Vec::from_iter(stack.finalize()?.into_tensor_info(name, dir.as_ref())?))
 }
 
 /// Every entry of the archive, all of them uncompressed.

@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
+use powerinfer_predictor::ActivationPredictor;
 
 use crate::gguf_names::is_predictor;
 use crate::layers::block::Pass;
@@ -84,6 +85,28 @@ impl Decoder {
         info.notes = notes;
         self.info = info;
     }
+
+    /// Adds sentences to the notes, and says which predictor there is now.
+    pub(crate) fn add_notes(&mut self, notes: Vec<String>) {
+        self.info.notes.extend(notes);
+        self.info.predictor = self.predictor().map(ActivationPredictor::describe);
+    }
+
+    /// Takes the predictor of a layer away.
+    pub(crate) fn drop_predictor(&mut self, layer: usize) {
+        self.blocks[layer].ffn.drop_predictor();
+        if self.predictor().is_none() {
+            self.info.sparsity = match self.info.sparsity {
+                Sparsity::Predicted => Sparsity::Exact,
+                other => other,
+            };
+        }
+    }
+
+    /// The predictor of the first layer that has one.
+    fn predictor(&self) -> Option<&dyn ActivationPredictor> {
+        self.blocks.iter().find_map(|block| block.ffn.predictor())
+    }
 }
 
 impl CausalLm for Decoder {
@@ -99,6 +122,9 @@ impl CausalLm for Decoder {
         cache.reserve(tokens.len())?;
         let mut x = self.position.add(x, cache.len())?;
         let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
+        if sparsity == Sparsity::Predicted && self.predictor().is_none() {
+            return Err(Error::NoPredictor);
+        }
         let rotary = self.position.rotary(cache.len(), tokens.len())?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let pass = Pass { layer, sparsity, rotary: rotary.as_ref() };

@@ -20,6 +20,8 @@ pub(crate) enum LayerNeurons<'a> {
     Firing,
     /// Ids of the layer, one list a token.
     FiringOf(&'a [NeuronIds]),
+    /// As a predictor of all the layer's neurons says, which are all here.
+    Fused(Neurons<'a>),
 }
 
 impl FfnShard {
@@ -48,6 +50,7 @@ impl FfnShard {
         let neurons = match (neurons, &self.ids) {
             (LayerNeurons::All, _) => Neurons::All,
             (LayerNeurons::Firing, _) => Neurons::Firing,
+            (LayerNeurons::Fused(neurons), _) => neurons,
             (LayerNeurons::FiringOf(picks), None) => Neurons::FiringOf(picks),
             (LayerNeurons::FiringOf(picks), Some(ids)) => {
                 local = picks.iter().map(|picks| picks.restrict(ids)).collect();
@@ -55,6 +58,18 @@ impl FfnShard {
             }
         };
         Ok(ffn(&self.weights, neurons, normed, workspace)?)
+    }
+
+    /// Writes values of the neurons held here to their places among those of the layer.
+    pub(crate) fn scatter(&self, values: &[f32], all: &mut [f32]) {
+        match &self.ids {
+            None => all.copy_from_slice(values),
+            Some(ids) => {
+                for (&id, &value) in ids.as_slice().iter().zip(values) {
+                    all[id as usize] = value;
+                }
+            }
+        }
     }
 
     /// The rows held here.

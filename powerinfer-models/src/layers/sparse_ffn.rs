@@ -1,15 +1,16 @@
 //! A feed-forward network that computes the neurons that fire.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use candle_core::Tensor;
-use powerinfer_core::{Error, Result, Sparsity, Step};
-use powerinfer_ops::{NeuronIds, add_bias, residual_add};
+use powerinfer_core::{Error, FfnSeen, PredictionCounts, Result, Sparsity, Step};
+use powerinfer_ops::{FfnCounts, NeuronIds, add_bias, ffn_activations, residual_add};
 use powerinfer_predictor::{ActivationPredictor, FfnInputs};
 
 use crate::layers::FfnShard;
 use crate::layers::ffn_shard::LayerNeurons;
+use crate::predictor::model_error;
 
 /// Inputs → which neurons → hot shard and cold shard → sum.
 #[derive(Debug, Clone)]
@@ -17,6 +18,8 @@ pub struct SparseFfn {
     shards: Vec<FfnShard>,
     down_bias: Option<Vec<f32>>,
     predictor: Option<Arc<dyn ActivationPredictor>>,
+    /// Norms of the rows of down, for those who watch.
+    down_norms: OnceLock<Vec<f32>>,
 }
 
 impl SparseFfn {
@@ -28,14 +31,25 @@ impl SparseFfn {
         if shards.is_empty() {
             return Err(Error::PlacementShape { what: "shards", expected: 1, found: 0 });
         }
-        Ok(Self { shards, down_bias, predictor: None })
+        Ok(Self { shards, down_bias, predictor: None, down_norms: OnceLock::new() })
     }
 
-    /// Runs, of the neurons that the predictor lists, those that fire.
+    /// In [`Sparsity::Predicted`] runs, of the neurons that the predictor lists, those that fire.
     #[must_use]
     pub fn with_predictor(mut self, predictor: Arc<dyn ActivationPredictor>) -> Self {
         self.predictor = Some(predictor);
         self
+    }
+
+    /// The predictor, if there is one.
+    #[must_use]
+    pub fn predictor(&self) -> Option<&dyn ActivationPredictor> {
+        self.predictor.as_deref()
+    }
+
+    /// Lets the network run all neurons that fire, whatever the mode.
+    pub(crate) fn drop_predictor(&mut self) {
+        self.predictor = None;
     }
 
     /// What the network adds to the residual stream, `[n_tokens, d_model]`. Counts go to
@@ -51,34 +65,162 @@ impl SparseFfn {
         layer: usize,
         step: &mut Step,
     ) -> Result<Tensor> {
-        let mut picks: Vec<NeuronIds> = Vec::new();
-        let neurons = match (sparsity, &self.predictor) {
-            (Sparsity::Dense, _) => LayerNeurons::All,
-            (_, None) => LayerNeurons::Firing,
-            (_, Some(predictor)) => {
-                let start = Instant::now();
-                predictor
-                    .predict(inputs, &mut picks)
-                    .map_err(|error| Error::Model(Box::new(error)))?;
-                step.stats.predictor_ns += u64::try_from(start.elapsed().as_nanos()).unwrap_or(0);
-                LayerNeurons::FiringOf(&picks)
-            }
-        };
-        let mut sum: Option<Tensor> = None;
-        for shard in &self.shards {
-            let (part, counts) = shard.forward(inputs.normed, neurons, &mut step.workspace)?;
-            sum = Some(match sum {
-                Some(sum) => residual_add(&sum, &part)?,
-                None => part,
-            });
-            let held = (shard.n_neurons() * inputs.normed.dim(0)?) as u64;
-            step.stats.record_ffn(layer, counts.fired, counts.ran, held);
-            step.stats.weight_bytes += counts.bytes;
+        if step.measure_prediction || step.observer.is_some() {
+            self.watch(inputs, layer, step)?;
         }
-        let sum = sum.ok_or(Error::PlacementShape { what: "shards", expected: 1, found: 0 })?;
+        let sum = match (sparsity, &self.predictor) {
+            (Sparsity::Dense, _) => self.sum(inputs.normed, LayerNeurons::All, layer, step)?,
+            (Sparsity::Predicted, Some(predictor)) => {
+                self.predicted(predictor.as_ref(), inputs, layer, step)?
+            }
+            _ => self.sum(inputs.normed, LayerNeurons::Firing, layer, step)?,
+        };
         match &self.down_bias {
             Some(bias) => Ok(add_bias(&sum, bias)?),
             None => Ok(sum),
         }
     }
+
+    /// The sum over the shards.
+    fn sum(
+        &self,
+        normed: &Tensor,
+        neurons: LayerNeurons<'_>,
+        layer: usize,
+        step: &mut Step,
+    ) -> Result<Tensor> {
+        let mut sum: Option<Tensor> = None;
+        for shard in &self.shards {
+            let (part, counts) = shard.forward(normed, neurons, &mut step.workspace)?;
+            sum = Some(match sum {
+                Some(sum) => residual_add(&sum, &part)?,
+                None => part,
+            });
+            record(step, layer, counts, shard.n_neurons() * normed.dim(0)?);
+        }
+        sum.ok_or(Error::PlacementShape { what: "shards", expected: 1, found: 0 })
+    }
+
+    /// The sum over the neurons that the predictor lists: by the network's own tasks where all
+    /// neurons are in one shard, else from lists that each shard takes its part of.
+    fn predicted(
+        &self,
+        predictor: &dyn ActivationPredictor,
+        inputs: &FfnInputs<'_>,
+        layer: usize,
+        step: &mut Step,
+    ) -> Result<Tensor> {
+        let began = Instant::now();
+        let mut hidden = std::mem::take(&mut step.hidden);
+        let fused = match self.shards.len() {
+            1 => predictor.fused(inputs, &mut hidden).map_err(model_error)?,
+            _ => None,
+        };
+        if let Some(neurons) = fused {
+            step.stats.predictor_ns += nanoseconds(began);
+            step.stats.weight_bytes += predictor.bytes_before() as u64;
+            let sum = self.sum(inputs.normed, LayerNeurons::Fused(neurons), layer, step);
+            step.hidden = hidden;
+            return sum;
+        }
+        let mut picks = std::mem::take(&mut step.picks);
+        predictor.predict(inputs, &mut picks).map_err(model_error)?;
+        step.stats.predictor_ns += nanoseconds(began);
+        step.stats.weight_bytes += predictor.size_bytes() as u64;
+        let sum = self.sum(inputs.normed, LayerNeurons::FiringOf(&picks), layer, step);
+        (step.hidden, step.picks) = (hidden, picks);
+        sum
+    }
+
+    /// Computes what every neuron gives, shows it to the observer and holds the predictor to it.
+    fn watch(&self, inputs: &FfnInputs<'_>, layer: usize, step: &mut Step) -> Result<()> {
+        let activations = self.activations(inputs.normed)?;
+        if let Some(predictor) = self.predictor.as_ref().filter(|_| step.measure_prediction) {
+            predictor.predict(inputs, &mut step.picks).map_err(model_error)?;
+            let d_ff = activations.len() / inputs.normed.dim(0)?.max(1);
+            step.stats.record_prediction(layer, compare(&step.picks, &activations, d_ff));
+        }
+        let Some(observer) = &step.observer else { return Ok(()) };
+        let seen = FfnSeen::new(
+            layer,
+            [inputs.residual, inputs.normed],
+            &activations,
+            self.down_norms.get_or_init(|| self.row_norms()),
+        );
+        // an observer that panicked left nothing behind that matters to the pass
+        observer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(&seen)
+    }
+
+    /// Activations of all neurons of the layer, `[n_tokens, d_ff]`.
+    fn activations(&self, normed: &Tensor) -> Result<Vec<f32>> {
+        let d_ff: usize = self.shards.iter().map(FfnShard::n_neurons).sum();
+        let mut all = vec![0.0; normed.dim(0)? * d_ff];
+        let mut part = Vec::new();
+        for shard in &self.shards {
+            ffn_activations(shard.weights(), normed, &mut part)?;
+            let tokens = all.chunks_exact_mut(d_ff.max(1));
+            for (all, part) in tokens.zip(part.chunks_exact(shard.n_neurons().max(1))) {
+                shard.scatter(part, all);
+            }
+        }
+        Ok(all)
+    }
+
+    fn row_norms(&self) -> Vec<f32> {
+        let d_ff = self.shards.iter().map(FfnShard::n_neurons).sum();
+        let mut all = vec![0.0; d_ff];
+        for shard in &self.shards {
+            if let Some(down) = &shard.weights().down_by_output {
+                let mut row = vec![0.0; down.d_model()];
+                let mut squares = vec![0.0; down.d_model()];
+                for output in 0..down.n_neurons() {
+                    down.row_to_f32(output, &mut row);
+                    squares.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value * value);
+                }
+                let norms: Vec<f32> = squares.iter().map(|sum: &f32| sum.sqrt()).collect();
+                shard.scatter(&norms, &mut all);
+                continue;
+            }
+            let down = &shard.weights().down;
+            let mut row = vec![0.0; down.d_model()];
+            let norm = |index: usize| {
+                down.row_to_f32(index, &mut row);
+                row.iter().map(|value| value * value).sum::<f32>().sqrt()
+            };
+            let norms: Vec<f32> = (0..down.n_neurons()).map(norm).collect();
+            shard.scatter(&norms, &mut all);
+        }
+        all
+    }
+}
+
+fn record(step: &mut Step, layer: usize, counts: FfnCounts, neurons: usize) {
+    let stats = &mut step.stats;
+    stats.record_ffn(layer, counts.fired, counts.ran, neurons as u64);
+    stats.record_picked(layer, counts.picked);
+    stats.weight_bytes += counts.bytes;
+    stats.predictor_ns += counts.predictor_ns;
+}
+
+/// How the listed neurons compare with those whose activation is not zero.
+fn compare(picks: &[NeuronIds], activations: &[f32], d_ff: usize) -> PredictionCounts {
+    let mut counts = PredictionCounts::default();
+    for (picks, activations) in picks.iter().zip(activations.chunks_exact(d_ff.max(1))) {
+        counts.neurons += activations.len() as u64;
+        counts.picked += picks.len() as u64;
+        for activation in activations {
+            counts.fired += u64::from(*activation != 0.0);
+            counts.mass += f64::from(activation.abs());
+        }
+        for &id in picks.as_slice() {
+            let activation = activations.get(id as usize).copied().unwrap_or_default();
+            counts.hits += u64::from(activation != 0.0);
+            counts.mass_hits += f64::from(activation.abs());
+        }
+    }
+    counts
+}
+
+fn nanoseconds(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

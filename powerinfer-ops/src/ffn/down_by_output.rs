@@ -64,7 +64,7 @@ impl Run<'_> {
         rows::matvec(self.kernels, down, h, y);
         // every neuron's part of down was read
         let ran = scratch.h.len() as u64;
-        Ok(FfnCounts { fired, ran, bytes: bytes as u64 })
+        Ok(FfnCounts { fired, ran, bytes: bytes as u64, picked: ran, predictor_ns: 0 })
     }
 
     /// `h = act(gate · x + bias)` of all neurons; returns how many fire.

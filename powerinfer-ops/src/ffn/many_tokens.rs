@@ -50,6 +50,7 @@ impl Run<'_> {
             block_products(scratch, self.kernels, (matrix, index), (self.x, masks), put);
             u64::from(any(masks).count_ones()) * matrix.row_bytes() as u64
         };
+        let picked = masks.iter().map(|mask| u64::from(mask.count_ones())).sum();
         values.fill([0.0; PANEL_ROWS]);
         let mut bytes = products(&weights.gate, masks, &mut |t, r, products| {
             let values = values[t][r..].iter_mut().zip(products);
@@ -71,7 +72,7 @@ impl Run<'_> {
                 keep_firing(values, masks);
             }
         }
-        FfnCounts { fired, ran: 0, bytes }
+        FfnCounts { fired, bytes, picked, ..FfnCounts::default() }
     }
 }
 

@@ -8,12 +8,18 @@
 //! two waits a layer less that way.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use rayon::prelude::*;
 
+use super::predictor::{Seen, nanoseconds};
 use super::{FfnCounts, FfnWeights, Neurons, Run};
+use crate::cpu::low_bit::{GROUP_ROWS, LowBitKernels};
 use crate::cpu::rows::{self, CHUNK_ROWS};
 use crate::matrix::NeuronMatrix;
+
+/// Gate rows between which it is seen who fires.
+const ASKED_AT_ONCE: usize = 4;
 
 /// Scratch of a decode step.
 #[derive(Debug, Default)]
@@ -38,6 +44,8 @@ struct Chunk {
     h: [f32; CHUNK_ROWS],
     /// Their up products.
     up: [f32; CHUNK_ROWS],
+    /// Time that picking them took.
+    predictor_ns: u64,
     counts: FfnCounts,
 }
 
@@ -47,6 +55,7 @@ impl Default for Chunk {
             ids: [0; CHUNK_ROWS],
             h: [0.0; CHUNK_ROWS],
             up: [0.0; CHUNK_ROWS],
+            predictor_ns: 0,
             counts: FfnCounts::default(),
         }
     }
@@ -57,6 +66,7 @@ impl Run<'_> {
     pub(super) fn one_token(
         &self,
         neurons: Neurons<'_>,
+        seen: Seen<'_>,
         scratch: &mut StepScratch,
         y: &mut [f32],
     ) -> FfnCounts {
@@ -65,9 +75,10 @@ impl Run<'_> {
         let StepScratch { chunks, sums } = scratch;
         let run = |index: usize, chunk: &mut Chunk, sum: &mut [f32]| {
             let rows = index * CHUNK_ROWS..weights.n_neurons().min((index + 1) * CHUNK_ROWS);
-            chunk.run(self, neurons, rows, sum);
+            chunk.run(self, (neurons, seen), rows, sum);
         };
-        let mut counts = FfnCounts::default();
+        let bytes = neurons.predictor_bytes() as u64;
+        let mut counts = FfnCounts { bytes, ..FfnCounts::default() };
         if n_chunks == 0 {
             return counts;
         }
@@ -91,6 +102,7 @@ impl Run<'_> {
             counts.add(chunk.counts);
             rows::add(y, sum);
         }
+        counts.predictor_ns /= rayon::current_num_threads() as u64;
         counts
     }
 }
@@ -101,14 +113,21 @@ fn bytes_at_least(neurons: Neurons<'_>, weights: &FfnWeights) -> usize {
         Neurons::All => weights.size_bytes(),
         Neurons::Firing => weights.gate.size_bytes(),
         Neurons::FiringOf(picks) => picks[0].len() * weights.gate.row_bytes(),
+        Neurons::Estimated(..) | Neurons::Scored(_) => neurons.predictor_bytes(),
     }
 }
 
 impl Chunk {
     /// The weighted sum of the down rows of the neurons `rows` that are candidates.
-    fn run(&mut self, run: &Run<'_>, neurons: Neurons<'_>, rows: Range<usize>, sum: &mut [f32]) {
+    fn run(
+        &mut self,
+        run: &Run<'_>,
+        (neurons, seen): (Neurons<'_>, Seen<'_>),
+        rows: Range<usize>,
+        sum: &mut [f32],
+    ) {
         let (weights, kernels) = (run.weights, run.kernels);
-        let n_candidates = self.start(run, neurons, rows);
+        let n_candidates = self.start(run, neurons, seen, rows);
         let fired = self.h[..n_candidates].iter().filter(|&&h| h != 0.0).count();
         let keep_all = matches!(neurons, Neurons::All);
         let n = if keep_all { n_candidates } else { self.keep_firing(n_candidates) };
@@ -128,26 +147,29 @@ impl Chunk {
         rows::axpy_entries(row_ops, |k| down.row(ids[k] as usize), &self.h[..ran], sum);
         let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
         let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + ran * down.row_bytes();
-        self.counts = FfnCounts { fired: fired as u64, ran: ran as u64, bytes: bytes as u64 };
+        self.counts = FfnCounts {
+            fired: fired as u64,
+            ran: ran as u64,
+            bytes: bytes as u64,
+            picked: n_candidates as u64,
+            predictor_ns: self.predictor_ns,
+        };
     }
 
     /// Fills `ids` and `h` with the candidates among `rows` and their activations; returns how
     /// many there are.
-    fn start(&mut self, run: &Run<'_>, neurons: Neurons<'_>, rows: Range<usize>) -> usize {
-        let len = match neurons {
-            Neurons::FiringOf(picks) => {
-                let ids = picks[0].as_slice();
-                let start = ids.partition_point(|&id| (id as usize) < rows.start);
-                let end = ids.partition_point(|&id| (id as usize) < rows.end);
-                self.ids[..end - start].copy_from_slice(&ids[start..end]);
-                end - start
-            }
-            Neurons::All | Neurons::Firing => {
-                // ids are u32: a matrix has no more rows
-                self.ids.iter_mut().zip(rows.clone()).for_each(|(id, row)| *id = row as u32);
-                rows.len()
-            }
-        };
+    fn start(
+        &mut self,
+        run: &Run<'_>,
+        neurons: Neurons<'_>,
+        seen: Seen<'_>,
+        rows: Range<usize>,
+    ) -> usize {
+        let len = self.pick(run, neurons, seen, rows);
+        if matches!(neurons, Neurons::Estimated(..) | Neurons::Scored(_)) {
+            self.activate_asking_ahead(run, len);
+            return len;
+        }
         let (ids, h) = (&self.ids[..len], &mut self.h[..len]);
         let gate = &run.weights.gate;
         let row_ops = run.kernels.primitives(gate.format());
@@ -155,6 +177,77 @@ impl Chunk {
         for (h, &id) in h.iter_mut().zip(ids) {
             *h = run.weights.activate(id as usize, *h);
         }
+        len
+    }
+
+    /// Gate products and activations of the first `len` of `ids`, most of which fire: the up and
+    /// down rows of those that do are asked for as soon as that is known, so that they come in while
+    /// other gate rows are multiplied. Scattered rows are slow only where each is waited for.
+    fn activate_asking_ahead(&mut self, run: &Run<'_>, len: usize) {
+        let Run { weights, kernels, x } = *run;
+        let row_ops = kernels.primitives(weights.gate.format());
+        let prefetch = kernels.table().prefetch;
+        for first in (0..len).step_by(ASKED_AT_ONCE) {
+            let batch = first..len.min(first + ASKED_AT_ONCE);
+            let (ids, h) = (&self.ids[batch.clone()], &mut self.h[batch]);
+            rows::dot_rows(row_ops, |k| weights.gate.row(ids[k] as usize), x, h);
+            for (h, &id) in h.iter_mut().zip(ids) {
+                *h = weights.activate(id as usize, *h);
+                if *h != 0.0 {
+                    if let Some(up) = &weights.up {
+                        prefetch(up.row(id as usize));
+                    }
+                    prefetch(weights.down.row(id as usize));
+                }
+            }
+        }
+    }
+
+    /// Fills `ids` with the candidates among `rows`; returns how many there are.
+    fn pick(
+        &mut self,
+        run: &Run<'_>,
+        neurons: Neurons<'_>,
+        seen: Seen<'_>,
+        rows: Range<usize>,
+    ) -> usize {
+        self.predictor_ns = 0;
+        let began = Instant::now();
+        let len = match (neurons, seen) {
+            (Neurons::FiringOf(picks), _) => {
+                let ids = picks[0].as_slice();
+                let start = ids.partition_point(|&id| (id as usize) < rows.start);
+                let end = ids.partition_point(|&id| (id as usize) < rows.end);
+                self.ids[..end - start].copy_from_slice(&ids[start..end]);
+                return end - start;
+            }
+            (Neurons::Estimated(estimate, margin), Seen::LowBit(input)) => {
+                // a chunk is whole groups
+                let groups = rows.start / GROUP_ROWS..rows.end.div_ceil(GROUP_ROWS);
+                let best = LowBitKernels::best();
+                // the gate rows come in while further groups are estimated
+                let prefetch = run.kernels.table().prefetch;
+                let ask = |id: u32| prefetch(run.weights.gate.row(id as usize));
+                estimate.pick_groups(best, groups, (input, margin), (&mut self.ids, ask))
+            }
+            (Neurons::Scored(scores), Seen::Hidden(hidden)) => {
+                let row_ops = run.kernels.primitives(scores.rows.format());
+                let row = |k| scores.rows.row(rows.start + k);
+                rows::dot_rows(row_ops, row, hidden, &mut self.h[..rows.len()]);
+                let mut len = 0;
+                for (k, row) in rows.enumerate() {
+                    self.ids[len] = row as u32;
+                    len += usize::from(scores.reaches(self.h[k]));
+                }
+                len
+            }
+            _ => {
+                // ids are u32: a matrix has no more rows
+                self.ids.iter_mut().zip(rows.clone()).for_each(|(id, row)| *id = row as u32);
+                return rows.len();
+            }
+        };
+        self.predictor_ns = nanoseconds(began);
         len
     }
 
