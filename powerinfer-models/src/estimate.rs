@@ -7,8 +7,8 @@ use powerinfer_core::{
     Error as CoreError, FileDtype, ModelConfig, Result as CoreResult, TensorInfo,
 };
 use powerinfer_core::{GenerationOptions, KvShape, WeightStore};
+use powerinfer_ops::NeuronMatrix;
 use powerinfer_ops::attention::PAGE_LEN;
-use powerinfer_ops::{NeuronMatrix, WeightFormat};
 
 use crate::error::Result;
 use crate::load::{LoadOptions, open};
@@ -171,6 +171,7 @@ fn workspace_bytes(config: &ModelConfig) -> u64 {
 #[cfg(test)]
 mod tests {
     use powerinfer_core::CausalLm;
+    use powerinfer_ops::WeightFormat;
     use testing::Fixture;
 
     use super::*;
