@@ -16,11 +16,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use powerinfer::models::{ConvertOptions, convert, open};
-use powerinfer::tokenizer_keys;
+use powerinfer::models::{ConvertOptions, PredictorTensors, convert, open};
+use powerinfer::{PredictorSource, tokenizer_keys};
 use serde_json::json;
 
-use flags::CommonFlags;
+use flags::{CommonFlags, not_yet};
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
 
@@ -50,8 +50,16 @@ fn write(flags: Flags) -> Outcome<()> {
         .with_powerinfer(flags.powerinfer)
         .with_dtype(common.dtype().weight_format());
     options.load = common.load_options();
+    let (config, _) = open(&model, &options.load)?;
+    match &common.predictor {
+        None => {}
+        Some(PredictorSource::Folder(dir)) => {
+            let predictor = PredictorTensors::from_folder(dir, config.n_layers)?;
+            options = options.with_predictor(predictor);
+        }
+        Some(_) => return not_yet("writing another predictor than a folder's", ""),
+    }
     if model.is_dir() {
-        let (config, _) = open(&model, &options.load)?;
         match tokenizer_keys(&model, config.vocab_size) {
             Ok(keys) => options.keys = keys,
             Err(error) => note(&format!("note: {error}: the file takes token ids only")),

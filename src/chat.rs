@@ -1,6 +1,7 @@
 //! Messages to a prompt, by the template that a chat model comes with.
 
 mod files;
+mod gguf;
 mod python;
 
 use std::collections::BTreeMap;

@@ -196,7 +196,8 @@ impl CommonFlags {
 
     /// The predictor asked for, by its own flag or as what `predicted` mode needs.
     pub(crate) fn predictor(&self) -> Option<PredictorOptions> {
-        let wanted = self.predictor.is_some() || self.sparsity == SparsityFlag::Predicted;
+        // a model that holds one and is asked for nothing else runs that
+        let wanted = self.predictor.is_some() || self.predictor_shift != 0.0;
         let source = self.predictor.clone().unwrap_or_default();
         wanted.then(|| PredictorOptions::new(source).with_shift(self.predictor_shift))
     }

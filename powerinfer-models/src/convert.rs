@@ -14,6 +14,7 @@ use powerinfer_ops::WeightFormat;
 
 use crate::error::Result;
 use crate::load::{LoadOptions, is_gguf, open};
+use crate::predictor::FolderTensors;
 pub(crate) use keys::THRESHOLDS;
 use output::Output;
 
@@ -65,7 +66,7 @@ impl ConvertOptions {
     }
 }
 
-/// The weights of a predictor: for each layer `layers.N.fc1.weight` `[rank, d_model]` and
+/// The weights of a predictor for a file that is to be written: for each layer `layers.N.fc1.weight` `[rank, d_model]` and
 /// `layers.N.fc2.weight` `[d_ff, rank]`, and the scores from which on a neuron is computed.
 #[derive(Debug, Clone)]
 pub struct PredictorTensors {
@@ -73,6 +74,19 @@ pub struct PredictorTensors {
     pub source: Arc<dyn TensorSource>,
     /// `[n_layers]`
     pub thresholds: Vec<f32>,
+}
+
+impl PredictorTensors {
+    /// Those of an original's folder of `model_0.pt`, `model_1.pt`, …; see
+    /// [`PredictorSource::Folder`](crate::PredictorSource::Folder).
+    ///
+    /// # Errors
+    /// [`Error::Core`](crate::Error::Core) if a file is missing or broken, or the folder has one for
+    /// a layer that the model has not.
+    pub fn from_folder(dir: &Path, n_layers: usize) -> Result<Self> {
+        let folder = FolderTensors::open(dir, n_layers)?;
+        Ok(Self { thresholds: vec![folder.threshold(); n_layers], source: Arc::new(folder) })
+    }
 }
 
 /// What was written.

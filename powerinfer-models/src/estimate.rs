@@ -7,12 +7,12 @@ use powerinfer_core::{
     Error as CoreError, FileDtype, ModelConfig, Result as CoreResult, TensorInfo,
 };
 use powerinfer_core::{GenerationOptions, KvShape, WeightStore};
+use powerinfer_ops::NeuronMatrix;
 use powerinfer_ops::attention::PAGE_LEN;
-use powerinfer_ops::{NeuronMatrix, WeightFormat};
 
 use crate::error::Result;
 use crate::load::{LoadOptions, open};
-use crate::registry;
+use crate::{gguf_names, registry};
 
 /// What a model takes in memory, in bytes, on the CPU. An estimate from above: what is read is
 /// counted as it will be held, padding included, and every buffer at its largest.
@@ -98,10 +98,12 @@ pub(crate) fn of_store(
     let mut memory = MemoryEstimate { max_context: config.max_context, ..Default::default() };
     let is_ignorable = registry::find(&config.model_type).map(|found| found.is_ignorable);
     for tensor in store.tensors() {
-        if is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name)) {
+        if is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name))
+            || gguf_names::is_predictor(&tensor.name)
+        {
             continue;
         }
-        let (held, scratch) = tensor_bytes(tensor, config, options.dtype)?;
+        let (held, scratch) = tensor_bytes(tensor, config, options)?;
         memory.weight_bytes = memory.weight_bytes.saturating_add(held);
         memory.load_bytes = memory.load_bytes.max(scratch);
     }
@@ -115,16 +117,19 @@ pub(crate) fn of_store(
 fn tensor_bytes(
     tensor: &TensorInfo,
     config: &ModelConfig,
-    dtype: Option<WeightFormat>,
+    options: &LoadOptions,
 ) -> CoreResult<(u64, u64)> {
     let FileDtype::Weights(stored) = tensor.dtype else {
         return Ok((0, 0)); // loading refuses it, if it is needed
     };
     match *tensor.shape.as_slice() {
         [rows, columns] => {
-            let format = dtype.unwrap_or(stored);
+            let format = options.dtype.unwrap_or(stored);
+            // a quantised down projection stays as it is
+            let quantised = [stored, format].iter().all(|format| format.block_len() > 1);
+            let stays = quantised && !options.requantise_down;
             // what files hold a neuron a column
-            let turned = [rows, columns] == [config.d_model, config.d_ff];
+            let turned = [rows, columns] == [config.d_model, config.d_ff] && !stays;
             let [n_neurons, width] = if turned { [columns, rows] } else { [rows, columns] };
             let held = NeuronMatrix::resident_bytes(format, n_neurons, width)
                 // a table of positions that stays in the file's type, or an error of the loading
@@ -166,6 +171,7 @@ fn workspace_bytes(config: &ModelConfig) -> u64 {
 #[cfg(test)]
 mod tests {
     use powerinfer_core::CausalLm;
+    use powerinfer_ops::WeightFormat;
     use testing::Fixture;
 
     use super::*;

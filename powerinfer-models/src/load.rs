@@ -125,7 +125,9 @@ impl LoadOptions {
 /// `path` is a Hugging Face folder: `config.json`, `generation_config.json` for the end tokens, and
 /// `model.safetensors` or the shards of `model.safetensors.index.json`; on request
 /// `pytorch_model.bin` or its shards. Or it is a GGUF file, plain or PowerInfer's, which says all
-/// that itself; see [`ModelConfig::from_gguf`] for how its activation is found.
+/// that itself; see [`ModelConfig::from_gguf`] for how its activation is found. A PowerInfer file
+/// that holds a predictor runs it under [`Sparsity::Auto`] and [`Sparsity::Predicted`], unless
+/// another was given.
 ///
 /// Runs on the current thread pool; see [`ThreadPool`](powerinfer_ops::ThreadPool).
 ///
@@ -143,8 +145,10 @@ impl LoadOptions {
 /// ```
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
     let (config, store) = open(path, options)?;
-    let asked = options.sparsity == Sparsity::Predicted && options.predictor.is_none();
-    if asked
+    let left_open = matches!(options.sparsity, Sparsity::Auto | Sparsity::Predicted);
+    if left_open
+        && options.predictor.is_none()
+        && config.activation.is_sparse()
         && is_gguf(path)
         && let Some(found) = GgufPredictor::open(path)?
     {

@@ -15,6 +15,7 @@ use powerinfer_predictor::{ActivationPredictor, MlpPredictor, QuantizedGate};
 
 use crate::error::{Error, Result};
 use crate::layers::Decoder;
+pub(crate) use folder::FolderTensors;
 use folder::PredictorFolder;
 use random::random_predictor;
 

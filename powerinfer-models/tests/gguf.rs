@@ -182,8 +182,12 @@ fn predictors_of_mixed_ranks_go_with_the_file() {
             PredictorTensors { source: Arc::new(predictor), thresholds: thresholds.clone() };
         let options = options(true, Some(dtype)).with_predictor(source);
         let (dir, path) = write(&fixture, &options).unwrap();
-        let model = load(&path, &LoadOptions::default()).unwrap();
+        let exact = LoadOptions::default().with_sparsity(Sparsity::Exact);
+        let model = load(&path, &exact).unwrap();
         assert!(model.info().notes.iter().any(|note| note.contains("predictor, 6 matrices")));
+        // left to itself a model runs the predictor that it holds, and this one knows nothing
+        let error = load(&path, &LoadOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::PredictorOfAnotherModel { .. }), "{error}");
 
         // once more through our own reader: a file made of a file
         let again = dir.path().join("again.gguf");
@@ -212,8 +216,7 @@ fn predictors_of_mixed_ranks_go_with_the_file() {
             let keys = GgufFile::open(path).unwrap().metadata().clone();
             assert_eq!(keys.f32("powerinfer.sparse_threshold").unwrap(), -0.25);
         }
-        let (first, second) =
-            (load(&path, &LoadOptions::default()), load(&again, &LoadOptions::default()));
+        let (first, second) = (load(&path, &exact), load(&again, &exact));
         assert_same_bits(&logits(&*first.unwrap(), 1), &logits(&*second.unwrap(), 1), "again");
     }
     assert!(GgufPredictor::open(&plain(&fixture)).unwrap().is_none());
@@ -420,4 +423,32 @@ fn a_file_is_never_written_over_what_it_is_made_of() {
     let error = convert(dir.path(), &out, &ConvertOptions::default(), &mut |_, _| ()).unwrap_err();
     assert!(matches!(error, Error::Core(CoreError::Write { .. })), "{error}");
     assert_eq!(std::fs::read(&out).unwrap(), before);
+}
+
+#[test]
+fn the_original_s_predictor_folder_goes_into_the_file() {
+    let fixture = Fixture::micro("llama-gqa-tied-theta");
+    let dir = tempfile::tempdir().unwrap();
+    let random = RandomPredictor { ranks: vec![4, 9, 16], d_model: 32, d_ff: 96 };
+    for layer in 0..3 {
+        let tensor = |part: &'static str| {
+            let (shape, values) =
+                random.values(&format!("layers.{layer}.{part}")).expect("a layer");
+            (part, shape, values)
+        };
+        let file = dir.path().join(format!("model_{layer}.pt"));
+        testing::pytorch::write_state_dict(&file, &[tensor("fc1.weight"), tensor("fc2.weight")]);
+    }
+    std::fs::write(dir.path().join("config.json"), r#"{"sparse_threshold": 0.125}"#).unwrap();
+    let predictor = PredictorTensors::from_folder(dir.path(), 3).unwrap();
+    let options = options(true, Some(WeightFormat::F32)).with_predictor(predictor);
+    let (_dir, path) = write(&fixture, &options).unwrap();
+    let found = GgufPredictor::open(&path).unwrap().unwrap();
+    assert_eq!((found.ranks(), found.thresholds()), (&[4, 9, 16][..], &[0.125; 3][..]));
+    let (_, values) = random.values("layers.1.fc2.weight").unwrap();
+    let mut row = [0.0; 9];
+    found.layer(1).unwrap().fc2.row_to_f32(95, &mut row);
+    assert_eq!(row, values[95 * 9..]);
+    assert!(PredictorTensors::from_folder(dir.path(), 2).is_err(), "a file too many");
+    assert!(PredictorTensors::from_folder(dir.path(), 4).is_err(), "a file too few");
 }

@@ -82,8 +82,12 @@ impl ChatTemplate {
         Self::find(Some(folder.as_ref()), None)
     }
 
-    /// The template given as a text, or that of the folder, with the tokens of the folder.
+    /// The template given as a text, or that of the model, with the tokens of the model: a folder
+    /// or a GGUF file.
     pub(crate) fn find(folder: Option<&Path>, given: Option<String>) -> Result<Option<Self>> {
+        if let Some(file) = folder.filter(|path| path.is_file()) {
+            return Self::in_gguf(file, given);
+        }
         let config_path = folder.map(|folder| folder.join("tokenizer_config.json"));
         let config = config_path.as_deref().map(read_config).transpose()?.unwrap_or_default();
         let own_file = folder.map(|folder| folder.join("chat_template.jinja"));

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use powerinfer_core::{Error as CoreError, Result, WeightStore, read_predictor_threshold};
+use powerinfer_core::{
+    Error as CoreError, Result, TensorInfo, TensorSource, WeightStore, read_predictor_threshold,
+};
 use powerinfer_ops::{FfnWeights, WeightFormat};
 use powerinfer_predictor::MlpPredictor;
 
@@ -45,6 +47,62 @@ impl PredictorFolder {
         let (fc1, fc2) = read_layers(&mut store, &names, weights, dtype)?;
         store.finish(&|_| false)?;
         MlpPredictor::new(fc1, fc2, self.threshold).map_err(model_error)
+    }
+}
+
+/// The matrices of all files, called `layers.N.fc1.weight` and `layers.N.fc2.weight`.
+#[derive(Debug)]
+pub(crate) struct FolderTensors {
+    folder: PredictorFolder,
+    /// One a layer.
+    stores: Vec<WeightStore>,
+}
+
+impl FolderTensors {
+    /// Opens the file of each layer; errors as [`PredictorFolder`]'s.
+    pub(crate) fn open(dir: &Path, n_layers: usize) -> Result<Self> {
+        let folder = PredictorFolder::open(dir, n_layers)?;
+        let open = |layer| WeightStore::open_pytorch_file(&file(dir, layer));
+        let stores = (0..n_layers).map(open).collect::<Result<_>>()?;
+        Ok(Self { folder, stores })
+    }
+
+    pub(crate) fn threshold(&self) -> f32 {
+        self.folder.threshold
+    }
+
+    /// The source of a layer's tensors, and the name that the tensor has there.
+    fn place<'a>(&self, name: &'a str) -> Option<(&dyn TensorSource, &'a str)> {
+        let (layer, own) = name.strip_prefix("layers.")?.split_once('.')?;
+        let layer: usize = layer.parse().ok()?;
+        Some((self.stores.get(layer)?.source(), own))
+    }
+}
+
+impl TensorSource for FolderTensors {
+    fn tensors(&self) -> Vec<TensorInfo> {
+        let layers = self.stores.iter().enumerate();
+        let tensors = layers.flat_map(|(layer, store)| {
+            store.tensors().map(move |info| TensorInfo {
+                name: format!("layers.{layer}.{}", info.name),
+                ..info.clone()
+            })
+        });
+        tensors.collect()
+    }
+
+    fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()> {
+        match self.place(name) {
+            Some((source, own)) => source.read(own, offset_bytes, out),
+            None => Err(CoreError::MissingTensor { path: self.path(name), name: name.to_owned() }),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        match self.place(name) {
+            Some((source, own)) => source.path(own),
+            None => self.folder.dir.clone(),
+        }
     }
 }
 
