@@ -1,14 +1,26 @@
-//! The template of a model folder: `chat_template.jinja`, or the one in `tokenizer_config.json`.
+//! The template of a model: of a folder `chat_template.jinja` or the one in `tokenizer_config.json`,
+//! of a GGUF file the one among its keys.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use powerinfer_core::{GgufFile, GgufMetadata};
 use serde::Deserialize;
 
 use super::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::text::read_file;
+
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+/// Special tokens as templates name them, and in the keys of a GGUF file.
+const TOKEN_KEYS: [(&str, &str); 5] = [
+    ("bos_token", "bos"),
+    ("eos_token", "eos"),
+    ("unk_token", "unknown"),
+    ("sep_token", "seperator"),
+    ("pad_token", "padding"),
+];
 
 /// What of `tokenizer_config.json` concerns a template.
 #[derive(Debug, Default, Deserialize)]
@@ -82,8 +94,38 @@ impl ChatTemplate {
         Self::find(Some(folder.as_ref()), None)
     }
 
-    /// The template given as a text, or that of the folder, with the tokens of the folder.
-    pub(crate) fn find(folder: Option<&Path>, given: Option<String>) -> Result<Option<Self>> {
+    /// The template given as a text, or that of the model, with the tokens of the model.
+    pub(crate) fn find(model: Option<&Path>, given: Option<String>) -> Result<Option<Self>> {
+        match model {
+            Some(file) if file.is_file() => {
+                Self::find_in_keys(GgufFile::open(file)?.metadata(), given)
+            }
+            folder => Self::find_in_dir(folder, given),
+        }
+    }
+
+    fn find_in_keys(metadata: &GgufMetadata, given: Option<String>) -> Result<Option<Self>> {
+        let stored = metadata.optional_str(TEMPLATE_KEY)?;
+        let template = match (given, stored) {
+            (Some(text), _) => Self::new(text)?,
+            (None, Some(text)) => {
+                let origin = format!("{}: key `{TEMPLATE_KEY}`", metadata.path().display());
+                Self::unchecked(text.to_owned(), origin)
+            }
+            (None, None) => return Ok(None),
+        };
+        let tokens = metadata.optional_strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let mut found = BTreeMap::new();
+        for (name, key) in TOKEN_KEYS {
+            let id = metadata.optional_u32(&format!("tokenizer.ggml.{key}_token_id"))?;
+            if let Some(token) = id.and_then(|id| tokens.get(id as usize)) {
+                found.insert(name.to_owned(), (*token).to_owned());
+            }
+        }
+        Ok(Some(Self { tokens: found, ..template }))
+    }
+
+    fn find_in_dir(folder: Option<&Path>, given: Option<String>) -> Result<Option<Self>> {
         let config_path = folder.map(|folder| folder.join("tokenizer_config.json"));
         let config = config_path.as_deref().map(read_config).transpose()?.unwrap_or_default();
         let own_file = folder.map(|folder| folder.join("chat_template.jinja"));
@@ -142,6 +184,27 @@ fn read_text(path: &Path) -> Result<Option<String>> {
 mod tests {
     use super::*;
     use crate::chat::{ChatMessage, ChatOptions};
+
+    #[test]
+    fn a_gguf_file_has_its_template_and_tokens_among_its_keys() {
+        use powerinfer_core::GgufValue;
+        let keys = [
+            (TEMPLATE_KEY.to_owned(), GgufValue::String("{{ bos_token }}{{ eos_token }}".into())),
+            ("tokenizer.ggml.tokens".to_owned(), GgufValue::strings(["<s>", "</s>"])),
+            ("tokenizer.ggml.bos_token_id".to_owned(), GgufValue::U32(0)),
+            ("tokenizer.ggml.eos_token_id".to_owned(), GgufValue::U32(1)),
+            ("tokenizer.ggml.padding_token_id".to_owned(), GgufValue::U32(7)),
+        ];
+        let metadata = GgufMetadata::new("m.gguf", keys);
+        let template = ChatTemplate::find_in_keys(&metadata, None).unwrap().unwrap();
+        assert_eq!(template.token("bos_token"), Some("<s>"));
+        assert_eq!(template.token("eos_token"), Some("</s>"));
+        assert_eq!(template.token("pad_token"), None);
+        let own = ChatTemplate::find_in_keys(&metadata, Some("mine".to_owned())).unwrap().unwrap();
+        assert_eq!((own.text(), own.token("bos_token")), ("mine", Some("<s>")));
+        let none = GgufMetadata::new("m.gguf", []);
+        assert!(ChatTemplate::find_in_keys(&none, None).unwrap().is_none());
+    }
 
     fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
