@@ -12,7 +12,7 @@ use powerinfer_ops::{NeuronMatrix, WeightFormat};
 
 use crate::error::Result;
 use crate::load::{LoadOptions, open};
-use crate::registry;
+use crate::{gguf_names, registry};
 
 /// What a model takes in memory, in bytes, on the CPU. An estimate from above: what is read is
 /// counted as it will be held, padding included, and every buffer at its largest.
@@ -76,7 +76,7 @@ impl fmt::Display for MemoryEstimate {
     }
 }
 
-/// Reads configuration and headers of a model folder and says what [`load`](crate::load) with the
+/// Reads configuration and headers of a model, a folder or a GGUF file, and says what [`load`](crate::load) with the
 /// same options would take.
 ///
 /// # Cost
@@ -98,7 +98,8 @@ pub(crate) fn of_store(
     let mut memory = MemoryEstimate { max_context: config.max_context, ..Default::default() };
     let is_ignorable = registry::find(&config.model_type).map(|found| found.is_ignorable);
     for tensor in store.tensors() {
-        if is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name)) {
+        let ignorable = is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name));
+        if ignorable || gguf_names::is_predictor(&tensor.name) {
             continue;
         }
         let (held, scratch) = tensor_bytes(tensor, config, options.dtype)?;

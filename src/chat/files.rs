@@ -1,9 +1,11 @@
-//! The template of a model folder: `chat_template.jinja`, or the one in `tokenizer_config.json`.
+//! The template of a model: `chat_template.jinja` of a folder, the one in `tokenizer_config.json`, or
+//! the one among the keys of a GGUF file.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use powerinfer_core::GgufFile;
 use serde::Deserialize;
 
 use super::ChatTemplate;
@@ -79,27 +81,74 @@ impl ChatTemplate {
     /// [`Error::Io`] if a file is there and cannot be read; [`Error::Json`] if
     /// `tokenizer_config.json` is not what it should be.
     pub fn from_dir(folder: impl AsRef<Path>) -> Result<Option<Self>> {
-        Self::find(Some(folder.as_ref()), None)
+        let (template, tokens) = of_folder(folder.as_ref())?;
+        Ok(template.map(|template| Self { tokens, ..template }))
     }
 
-    /// The template given as a text, or that of the folder, with the tokens of the folder.
-    pub(crate) fn find(folder: Option<&Path>, given: Option<String>) -> Result<Option<Self>> {
-        let config_path = folder.map(|folder| folder.join("tokenizer_config.json"));
-        let config = config_path.as_deref().map(read_config).transpose()?.unwrap_or_default();
-        let own_file = folder.map(|folder| folder.join("chat_template.jinja"));
-        let template = match (given, own_file) {
-            (Some(text), _) => Some(Self::new(text)?),
-            (None, Some(path)) => match read_text(&path)? {
-                Some(text) => Some(Self::unchecked(text, path.display().to_string())),
-                None => config.chat_template.and_then(|templates| {
-                    let origin = config_path.map(|path| path.display().to_string());
-                    templates.choose(origin.unwrap_or_default())
-                }),
-            },
-            (None, None) => None,
-        };
-        Ok(template.map(|template| Self { tokens: config.tokens.by_name(), ..template }))
+    /// The template of a GGUF file with its special tokens: `tokenizer.chat_template`, and
+    /// `tokenizer.chat_template.tool_use` where tools are given. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Core`] if the file is none, or naming the key that is not what it should be.
+    pub fn from_gguf(path: impl AsRef<Path>) -> Result<Option<Self>> {
+        let (template, tokens) = of_gguf(path.as_ref())?;
+        Ok(template.map(|template| Self { tokens, ..template }))
     }
+
+    /// The template given as a text, or that of the model, a folder or a GGUF file, with the special
+    /// tokens of the model.
+    pub(crate) fn find(model: Option<&Path>, given: Option<String>) -> Result<Option<Self>> {
+        let (own, tokens) = match model {
+            Some(file) if file.is_file() => of_gguf(file)?,
+            Some(folder) => of_folder(folder)?,
+            None => (None, BTreeMap::new()),
+        };
+        let given = given.map(Self::new).transpose()?;
+        Ok(given.or(own).map(|template| Self { tokens, ..template }))
+    }
+}
+
+type Found = (Option<ChatTemplate>, BTreeMap<String, String>);
+
+fn of_folder(folder: &Path) -> Result<Found> {
+    let config_path = folder.join("tokenizer_config.json");
+    let config = read_config(&config_path)?;
+    let own_path = folder.join("chat_template.jinja");
+    let template = match read_text(&own_path)? {
+        Some(text) => Some(ChatTemplate::unchecked(text, own_path.display().to_string())),
+        None => {
+            let origin = config_path.display().to_string();
+            config.chat_template.and_then(|templates| templates.choose(origin))
+        }
+    };
+    Ok((template, config.tokens.by_name()))
+}
+
+/// The keys of a GGUF file, as llama.cpp names them.
+fn of_gguf(path: &Path) -> Result<Found> {
+    let file = GgufFile::open(path)?;
+    let metadata = file.metadata();
+    let mut tokens = BTreeMap::new();
+    for (name, key) in [
+        ("bos_token", "tokenizer.ggml.bos_token_id"),
+        ("eos_token", "tokenizer.ggml.eos_token_id"),
+        ("unk_token", "tokenizer.ggml.unknown_token_id"),
+        ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ] {
+        let Some(id) = metadata.optional_u32(key)? else {
+            continue;
+        };
+        let list = metadata.optional_array("tokenizer.ggml.tokens")?;
+        if let Some(token) = list.and_then(|list| list.byte_strings().nth(id as usize)) {
+            tokens.insert(name.to_owned(), String::from_utf8_lossy(token).into_owned());
+        }
+    }
+    let text = |key| Ok::<_, Error>(metadata.optional_str(key)?.map(str::to_owned));
+    let tool_text = text("tokenizer.chat_template.tool_use")?;
+    let template = text("tokenizer.chat_template")?
+        .map(|text| ChatTemplate::unchecked(text, path.display().to_string()))
+        .map(|template| ChatTemplate { tool_text, ..template });
+    Ok((template, tokens))
 }
 
 impl Templates {
