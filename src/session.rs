@@ -205,7 +205,8 @@ impl Session {
     /// the rest of the prompt runs. So a conversation that is sent again and again, a turn longer
     /// each time, costs its new tokens only.
     ///
-    /// A text gets the special tokens that the tokenizer puts around one.
+    /// A text gets the special tokens that the tokenizer puts around one. What is kept stays as it
+    /// ran, also where this request asks for another [`sparsity`](GenerateOptions::sparsity).
     ///
     /// # Errors
     /// As [`generate`](Self::generate); the session is then as before.

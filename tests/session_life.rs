@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use powerinfer::models::{ConvertOptions, convert};
 use powerinfer::{
-    CancelToken, ChatMessage, ContextPolicy, Engine, Error, FinishReason, GenerateOptions,
-    Generated, Sampling, Session, core,
+    CancelToken, ChatMessage, ChatOptions, ChatTemplate, ContextPolicy, Engine, Error,
+    FinishReason, GenerateOptions, Generated, Sampling, Session, core, tokenizer_keys,
 };
 use testing::Fixture;
 
@@ -351,4 +352,28 @@ fn dropping_an_async_stream_stops_its_thread_and_a_panic_is_an_error() {
     let stream = engine.session().unwrap().into_stream(PROMPT, &panics).unwrap();
     assert!(matches!(stream.finish(), Err(Error::Panicked)));
     assert_eq!(write(&mut engine.session().unwrap(), PROMPT, 2).ids.len(), 2);
+}
+
+#[test]
+fn a_gguf_file_brings_its_chat_template_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("demo.gguf");
+    let folder = Fixture::demo().model_dir;
+    let mut options = ConvertOptions::default();
+    options.keys = tokenizer_keys(&folder, 4096).unwrap();
+    convert(&folder, &path, &options, &mut |_, _| {}).unwrap();
+    let template = ChatTemplate::from_gguf(&path).unwrap().unwrap();
+    let own = ChatTemplate::from_dir(&folder).unwrap().unwrap();
+    assert_eq!(template.text(), own.text());
+    assert_eq!(
+        (template.token("bos_token"), template.token("eos_token")),
+        (Some("<s>"), Some("</s>"))
+    );
+    let gguf = Engine::builder().model(&path).threads(1).build().unwrap();
+    let messages = [ChatMessage::user(PROMPT)];
+    let options = ChatOptions::default();
+    let prompt = gguf.chat_prompt(&messages, &options).unwrap();
+    assert_eq!(prompt, demo().chat_prompt(&messages, &options).unwrap());
+    let needed = Engine::builder().model(&path).estimate().unwrap().weight_bytes;
+    assert!(needed >= gguf.info().weight_bytes && needed < gguf.info().weight_bytes * 6 / 5);
 }

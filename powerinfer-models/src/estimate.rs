@@ -6,12 +6,13 @@ use std::path::Path;
 use powerinfer_core::{
     Error as CoreError, FileDtype, ModelConfig, Result as CoreResult, TensorInfo,
 };
-use powerinfer_core::{GenerationOptions, KvShape, WeightStore};
-use powerinfer_ops::NeuronMatrix;
+use powerinfer_core::{GenerationOptions, KvShape, Sparsity, WeightStore};
 use powerinfer_ops::attention::PAGE_LEN;
+use powerinfer_ops::{LowBitFormat, NeuronMatrix};
 
 use crate::error::Result;
 use crate::load::{LoadOptions, open};
+use crate::predictor::PredictorSource;
 use crate::{gguf_names, registry};
 
 /// What a model takes in memory, in bytes, on the CPU. An estimate from above: what is read is
@@ -35,6 +36,8 @@ use crate::{gguf_names, registry};
 pub struct MemoryEstimate {
     /// The weights.
     pub weight_bytes: u64,
+    /// The predictors, where the model is to run with some.
+    pub predictor_bytes: u64,
     /// What loading takes beside the weights for a while: the largest tensor that is turned round.
     pub load_bytes: u64,
     /// Keys and values of one token of a context.
@@ -54,21 +57,26 @@ impl MemoryEstimate {
         cache.saturating_add(self.workspace_bytes)
     }
 
-    /// The most that is in use at any time: weights and `n_sessions` whose contexts have `n_tokens`
-    /// each, or weights and what loading takes.
+    /// The most that is in use at any time: weights, predictors and `n_sessions` whose contexts have `n_tokens`
+    /// each, or instead of these what loading takes.
     #[must_use]
     pub fn total_bytes(&self, n_sessions: usize, n_tokens: usize) -> u64 {
         let sessions = self.session_bytes(n_tokens).saturating_mul(n_sessions as u64);
-        self.weight_bytes.saturating_add(sessions.max(self.load_bytes))
+        let held = self.weight_bytes.saturating_add(self.predictor_bytes);
+        held.saturating_add(sessions.max(self.load_bytes))
     }
 }
 
 impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let predictors = match self.predictor_bytes {
+            0 => String::new(),
+            bytes => format!(", predictors {:.1} MiB", mib(bytes)),
+        };
         write!(
             f,
-            "weights {:.1} MiB, a session of {} tokens {:.1} MiB",
+            "weights {:.1} MiB{predictors}, a session of {} tokens {:.1} MiB",
             mib(self.weight_bytes),
             self.max_context,
             mib(self.session_bytes(self.max_context)),
@@ -76,7 +84,7 @@ impl fmt::Display for MemoryEstimate {
     }
 }
 
-/// Reads configuration and headers of a model folder and says what [`load`](crate::load) with the
+/// Reads configuration and headers of a model, a folder or a GGUF file, and says what [`load`](crate::load) with the
 /// same options would take.
 ///
 /// # Cost
@@ -98,9 +106,8 @@ pub(crate) fn of_store(
     let mut memory = MemoryEstimate { max_context: config.max_context, ..Default::default() };
     let is_ignorable = registry::find(&config.model_type).map(|found| found.is_ignorable);
     for tensor in store.tensors() {
-        if is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name))
-            || gguf_names::is_predictor(&tensor.name)
-        {
+        let ignorable = is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name));
+        if ignorable || gguf_names::is_predictor(&tensor.name) {
             continue;
         }
         let (held, scratch) = tensor_bytes(tensor, config, options)?;
@@ -110,7 +117,41 @@ pub(crate) fn of_store(
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     memory.cache_bytes_per_token = kv.size_bytes(PAGE_LEN).div_ceil(PAGE_LEN) as u64;
     memory.workspace_bytes = workspace_bytes(config);
+    memory.predictor_bytes = predictor_bytes(config, store, options);
     Ok(memory)
+}
+
+/// What the predictors take at most, as far as is known before they are opened.
+fn predictor_bytes(config: &ModelConfig, store: &WeightStore, options: &LoadOptions) -> u64 {
+    let float = size_of::<f32>() as u64;
+    let [n_layers, d_ff, d_model] =
+        [config.n_layers, config.d_ff, config.d_model].map(|n| n as u64);
+    let in_model = || -> u64 {
+        let tensors = store.tensors().filter(|tensor| gguf_names::is_predictor(&tensor.name));
+        tensors.map(|tensor| tensor.shape.iter().map(|&n| n as u64).product::<u64>() * float).sum()
+    };
+    // half a bit a weight are scales, and rows are padded to whole blocks
+    let quantized = |bits: u32| {
+        n_layers
+            * d_ff.next_multiple_of(32)
+            * d_model.next_multiple_of(64)
+            * (2 * u64::from(bits) + 1)
+            / 16
+    };
+    match options.predictor.as_ref().map(|predictor| &predictor.source) {
+        None if options.sparsity != Sparsity::Predicted => 0,
+        None => in_model().max(quantized(4)),
+        Some(PredictorSource::Quantized(format)) => quantized(format.map_or(4, LowBitFormat::bits)),
+        Some(PredictorSource::InModel { .. }) => in_model(),
+        Some(PredictorSource::Random { rank, .. }) => {
+            (n_layers * (d_ff + d_model)).saturating_mul(*rank as u64).saturating_mul(float)
+        }
+        // of f16 at least, held as f32 at most
+        Some(PredictorSource::Folder(folder)) => (0..config.n_layers)
+            .filter_map(|layer| folder.join(format!("model_{layer}.pt")).metadata().ok())
+            .map(|file| 2 * file.len())
+            .sum(),
+    }
 }
 
 /// Bytes that a tensor is held in, and bytes beside it while it is read.
@@ -193,9 +234,22 @@ mod tests {
     }
 
     #[test]
+    fn quantised_predictors_are_covered() {
+        let folder = Fixture::demo().model_dir;
+        let options = LoadOptions::default().with_sparsity(Sparsity::Predicted);
+        let memory = estimate(&folder, &options).unwrap();
+        let exact = estimate(&folder, &LoadOptions::default()).unwrap();
+        assert_eq!(exact.predictor_bytes, 0);
+        let loaded = load(&folder, &options).unwrap().info().weight_bytes;
+        assert!(memory.weight_bytes + memory.predictor_bytes >= loaded);
+        assert!(memory.predictor_bytes < exact.weight_bytes / 2, "{memory}");
+    }
+
+    #[test]
     fn a_session_is_counted_in_whole_pages_up_to_the_context() {
         let memory = MemoryEstimate {
-            weight_bytes: 1000,
+            weight_bytes: 900,
+            predictor_bytes: 100,
             load_bytes: 5000,
             cache_bytes_per_token: 10,
             workspace_bytes: 7,

@@ -13,6 +13,7 @@ use super::split;
 use super::{
     ADD_BOS, ADD_EOS, ADD_SPACE, BOS, EOS, MERGES, MODEL, PRE, SCORES, SPACE, TOKENS, TYPES,
 };
+use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::text::fence;
 
@@ -35,8 +36,8 @@ const BYTE: i32 = 6;
 struct NotSaid(String);
 
 /// The keys that describe, in a GGUF file, the tokenizer of a model folder, for
-/// [`ConvertOptions::keys`](powerinfer_models::ConvertOptions): its `tokenizer.json`, and the chat
-/// template in its `tokenizer_config.json`. `n_tokens` is the number of the model's embeddings; ids
+/// [`ConvertOptions::keys`](powerinfer_models::ConvertOptions): its `tokenizer.json`, and its chat
+/// template ([`ChatTemplate::from_dir`]). `n_tokens` is the number of the model's embeddings; ids
 /// beyond the tokenizer's become tokens that are never used.
 ///
 /// # Errors
@@ -69,10 +70,8 @@ pub fn tokenizer_keys(
             return Err(Error::Io { path, source });
         }
     };
-    if let Some(config) = read(&folder.join("tokenizer_config.json"))?
-        && let Some(Value::String(template)) = config.get("chat_template")
-    {
-        keys.push((TEMPLATE.to_owned(), GgufValue::String(template.clone())));
+    if let Some(template) = ChatTemplate::from_dir(folder)? {
+        keys.push((TEMPLATE.to_owned(), GgufValue::String(template.text().to_owned())));
     }
     Ok(keys)
 }
