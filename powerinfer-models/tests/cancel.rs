@@ -84,7 +84,7 @@ fn model(predictor: &Arc<CancelsInTheMiddle>, config: &ModelConfig) -> Decoder {
     let mut info = ModelInfo::default();
     info.vocab_size = config.vocab_size;
     info.kv = config.kv_shape();
-    info.sparsity = Sparsity::Exact;
+    info.sparsity = Sparsity::Predicted;
     Decoder::new(embedding, position, blocks, Some(norm.into()), head).with_info(info)
 }
 
