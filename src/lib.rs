@@ -28,6 +28,14 @@
 //!   [`reset`](Session::reset) starts afresh.
 //! - A [`TextStream`] yields [`Piece`]s of whole characters. Drop it to cancel.
 //!
+//! ```text
+//! EngineBuilder ─build→ Engine ─session→ Session ─generate, chat→ TextStream ─next→ Piece …
+//!  folder, dtype,       weights,         keys and values          cancel,            text, ids,
+//!  threads, budget      tokenizer,       of one context           stop strings       log-probabilities
+//!                       threads             │
+//!                                           └─into_stream→ PieceStream: the same for async programs
+//! ```
+//!
 //! # Choose how tokens are drawn
 //!
 //! The default is greedy. [`Sampling`] has temperature, top-k, top-p, min-p, repetition penalty,
@@ -46,6 +54,63 @@
 //! assert!(!sentence.text.contains(['.', '!']));
 //! # Ok::<(), powerinfer::Error>(())
 //! ```
+//!
+//! [`GenerateOptions::with_logits_hook`] is a say of one's own in what comes next, up to a whole
+//! sampler, and [`GenerateOptions::with_logprobs`] gives how likely each token was.
+//!
+//! # Chat
+//!
+//! A chat model brings a template that turns messages into a prompt. [`Session::chat`] renders it,
+//! keeps what the session has of the conversation already, and streams the answer:
+//!
+//! ```
+//! use powerinfer::{ChatMessage, Engine, GenerateOptions};
+//!
+//! let engine = Engine::builder().model("assets/llama-relu-tiny").build()?;
+//! let mut session = engine.session()?;
+//! let options = GenerateOptions::default().with_max_tokens(12);
+//! let mut messages = vec![ChatMessage::system("Be brief."), ChatMessage::user("It was a truth")];
+//! let answer = session.chat(&messages, &options)?.finish()?;
+//! messages.push(ChatMessage::assistant(answer.text));
+//! messages.push(ChatMessage::user("And then?"));
+//! let second = session.chat(&messages, &options)?.finish()?;
+//! assert!(second.cached_tokens > 0);
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
+//!
+//! The template is `chat_template.jinja` or `chat_template` of `tokenizer_config.json`, or one given
+//! to [`EngineBuilder::chat_template`]; [`ChatTemplate`] renders without an engine, too.
+//!
+//! # Go back, branch off, reuse
+//!
+//! [`Session::append`] runs a text and writes nothing, [`Session::truncate`] takes back,
+//! [`Session::fork`] makes a second session that shares the past, and [`Session::generate_whole`]
+//! takes a whole prompt and runs what the session does not have of it. A prompt that does not fit
+//! the context is an error, unless [`ContextPolicy`] says what to forget.
+//!
+//! # Cancel
+//!
+//! Drop the stream, or from another thread cancel the [`CancelToken`] that the request or
+//! [`EngineBuilder::cancel`] was given: work stops before the next layer or tensor, what was written
+//! stays, and the session goes on.
+//!
+//! ```
+//! use powerinfer::{CancelToken, Engine, FinishReason, GenerateOptions};
+//!
+//! # let engine = Engine::builder().model("assets/llama-relu-tiny").build()?;
+//! let cancel = CancelToken::new();
+//! let options = GenerateOptions::default().with_cancel(&cancel);
+//! std::thread::spawn(move || cancel.cancel()).join().expect("the thread does not panic");
+//! let cut = engine.session()?.generate_text("It was a truth", &options)?;
+//! assert_eq!(cut.finish_reason, FinishReason::Cancelled);
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
+//!
+//! # Stream in async programs
+//!
+//! [`Session::into_stream`] gives a [`PieceStream`], which is a `futures_core::Stream` on no runtime:
+//! a thread of its own runs the request, and any executor can poll it. Dropping it cancels.
+//! `examples/server` serves OpenAI's HTTP interface with it.
 //!
 //! # Choose which neurons run
 //!
@@ -68,6 +133,21 @@
 //! them, and a text does not depend on how many there are. [`EngineBuilder::dtype`] sets what the
 //! weights are held as ([`Dtype`]); they are in memory once, and loading takes at most one tensor
 //! beside them.
+//!
+//! [`EngineBuilder::estimate`] says what a model takes before it is loaded, and
+//! [`EngineBuilder::memory_budget`] refuses one that takes more; [`EngineBuilder::max_context`] makes
+//! contexts smaller, which are what sessions take memory for:
+//!
+//! ```
+//! use powerinfer::{Engine, Error};
+//!
+//! let demo = || Engine::builder().model("assets/llama-relu-tiny");
+//! let memory = demo().estimate()?;
+//! println!("{memory}"); // weights 13.3 MiB, a session of 512 tokens …
+//! assert!(memory.total_bytes(4, 512) > memory.weight_bytes);
+//! assert!(matches!(demo().memory_budget(1 << 20).build(), Err(Error::OverBudget { .. })));
+//! # Ok::<(), powerinfer::Error>(())
+//! ```
 //!
 //! Sessions on one engine may run from several threads at once:
 //!
@@ -95,7 +175,8 @@
 //! Everything that can fail returns an [`Error`] that says where, what was expected and what was
 //! found; its [`source`](std::error::Error::source)s give the causes. Broken files, impossible
 //! prompts and full contexts are errors, never panics. After an error in the middle of a stream
-//! the text so far is still there ([`TextStream::text`]) and the session goes on.
+//! the text so far is still there ([`TextStream::text`]; [`Error::Interrupted`] where all was asked
+//! for at once) and the session goes on.
 //!
 //! ```
 //! use powerinfer::{Engine, Error, GenerateOptions, core};

@@ -32,8 +32,14 @@ impl CausalLm for Dictated {
     }
 }
 
-/// The engine, and what it is to write.
-static DICTATED: LazyLock<(Engine, Arc<Mutex<Vec<u32>>>, Mutex<()>)> = LazyLock::new(|| {
+/// An engine, what it is to write, and whose turn it is.
+struct Dictation {
+    engine: Engine,
+    ids: Arc<Mutex<Vec<u32>>>,
+    turn: Mutex<()>,
+}
+
+static DICTATION: LazyLock<Dictation> = LazyLock::new(|| {
     let ids = Arc::new(Mutex::new(Vec::new()));
     let mut info = ModelInfo::default();
     info.vocab_size = 4096;
@@ -43,13 +49,13 @@ static DICTATED: LazyLock<(Engine, Arc<Mutex<Vec<u32>>>, Mutex<()>)> = LazyLock:
     let model = Dictated { info, ids: Arc::clone(&ids) };
     let tokenizer = Fixture::demo().model_dir.join("tokenizer.json");
     let engine = Engine::builder().causal_lm(model).tokenizer_file(tokenizer).threads(1).build();
-    (engine.unwrap(), ids, Mutex::new(()))
+    Dictation { engine: engine.unwrap(), ids, turn: Mutex::new(()) }
 });
 
 /// Pieces of a stream and the one-shot text of the same request.
 fn both_forms(ids: &[u32], stops: &[String]) -> (Vec<String>, String, FinishReason) {
-    let (engine, dictated, one_at_a_time) = &*DICTATED;
-    let _turn = one_at_a_time.lock().unwrap();
+    let Dictation { engine, ids: dictated, turn } = &*DICTATION;
+    let _turn = turn.lock().unwrap();
     *dictated.lock().unwrap() = ids.to_vec();
     let options = GenerateOptions::default().with_max_tokens(ids.len()).with_stop(stops);
     let mut session = engine.session().unwrap();
@@ -86,7 +92,7 @@ proptest! {
         ids in prop::collection::vec(prop_oneof![3u32..260, 3u32..4096], 1..24),
     ) {
         let (pieces, whole, _) = both_forms(&ids, &[]);
-        let expected = one_shot(DICTATED.0.tokenizer().unwrap(), &ids);
+        let expected = one_shot(DICTATION.engine.tokenizer().unwrap(), &ids);
         prop_assert_eq!(pieces.concat(), &*expected);
         prop_assert_eq!(whole, expected);
     }
@@ -101,7 +107,7 @@ proptest! {
         ids in prop::collection::vec(prop_oneof![3u32..260, 260u32..4096, 260u32..4096], 1..24),
         parts in prop::collection::vec((0usize..60, 1usize..9), 1..4),
     ) {
-        let text = one_shot(DICTATED.0.tokenizer().unwrap(), &ids);
+        let text = one_shot(DICTATION.engine.tokenizer().unwrap(), &ids);
         let chars: Vec<char> = text.chars().collect();
         let part = |&(start, len): &(usize, usize)| -> String {
             chars.iter().skip(start % chars.len().max(1)).take(len).collect()

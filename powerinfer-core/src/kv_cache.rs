@@ -1,6 +1,7 @@
 //! Keys and values of the tokens so far, in pages that come with use.
 
 use std::fmt;
+use std::sync::Arc;
 
 use powerinfer_ops::OpError;
 use powerinfer_ops::attention::{KvDtype, KvLayout, KvPage, KvPages, PAGE_LEN};
@@ -47,7 +48,8 @@ impl KvShape {
 /// Keys and values of one sequence of tokens, in f32 or f16.
 ///
 /// Memory comes in pages of 64 positions as the sequence grows and goes when it is cut, so a
-/// large `max_context` costs nothing until it is used, and what is there never moves.
+/// large `max_context` costs nothing until it is used, and what is there never moves. A clone shares
+/// the pages; whichever goes on first takes a copy of the one page that it writes on.
 ///
 /// A forward pass over n tokens calls [`reserve`](Self::reserve) for n, then in each layer
 /// [`write`](Self::write) and reads [`layer`](Self::layer), and at the end
@@ -72,7 +74,7 @@ impl KvShape {
 pub struct KvCache {
     shape: KvShape,
     /// Page p of layer l is at `p * n_layers + l`.
-    pages: Vec<KvPage>,
+    pages: Vec<Arc<KvPage>>,
     len: usize,
     reserved: usize,
 }
@@ -113,7 +115,7 @@ impl KvCache {
         self.reserved
     }
 
-    /// Memory that keys and values take now, in bytes.
+    /// Memory that keys and values take now, in bytes, pages that clones share counted in each.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.pages.len() * self.shape.layout().page_bytes()
@@ -153,7 +155,13 @@ impl KvCache {
         let end = end.ok_or(Error::ContextExceeded { have, requested: n_tokens, max })?;
         let n_pages = end.div_ceil(PAGE_LEN).saturating_mul(self.shape.n_layers);
         while self.pages.len() < n_pages {
-            self.pages.push(KvPage::zeroed(self.shape.layout()).map_err(allocation)?);
+            self.pages.push(Arc::new(KvPage::zeroed(self.shape.layout()).map_err(allocation)?));
+        }
+        // pages that a clone sees, too, and that are to be written on
+        for page in &mut self.pages[have / PAGE_LEN * self.shape.n_layers..] {
+            if Arc::get_mut(page).is_none() {
+                *page = Arc::new(page.try_clone().map_err(allocation)?);
+            }
         }
         self.reserved = n_tokens;
         Ok(())
@@ -185,7 +193,7 @@ impl KvCache {
             let n = (PAGE_LEN - position % PAGE_LEN).min(self.reserved - done);
             let part = done * width..(done + n) * width;
             let page = &mut self.pages[position / PAGE_LEN * n_layers + layer];
-            page.write(position % PAGE_LEN, &keys[part.clone()], &values[part])?;
+            Arc::make_mut(page).write(position % PAGE_LEN, &keys[part.clone()], &values[part])?;
             done += n;
         }
         Ok(())
@@ -308,6 +316,31 @@ mod tests {
                 prop_assert_eq!(cache.size_bytes(), SHAPE.size_bytes(cache.len()));
             }
         }
+    }
+
+    #[test]
+    fn clones_share_what_is_full_and_go_their_own_ways() {
+        let mut one = KvCache::new(SHAPE);
+        append(&mut one, 100);
+        let mut other = one.clone();
+        let shared = |a: &KvCache, b: &KvCache| {
+            let pairs = a.pages.iter().zip(&b.pages);
+            pairs.map(|(a, b)| Arc::ptr_eq(a, b)).collect::<Vec<_>>()
+        };
+        assert_eq!(shared(&one, &other), [true; 4]);
+        other.reserve(3).unwrap();
+        let junk = [9.0; 3 * WIDTH];
+        other.write(0, &junk, &junk).unwrap();
+        other.commit();
+        assert_eq!(shared(&one, &other), [true, true, false, false]);
+        append(&mut one, 10);
+        assert_holds_its_tokens(&one);
+        other.truncate(100);
+        assert_holds_its_tokens(&other);
+        other.truncate(64);
+        append(&mut other, 20);
+        assert_holds_its_tokens(&other);
+        assert_holds_its_tokens(&one);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use powerinfer_core::{
     Error as CoreError, FileDtype, ModelConfig, Result as CoreResult, TensorInfo,
 };
 use powerinfer_core::{GenerationOptions, KvShape, WeightStore};
+use powerinfer_ops::attention::PAGE_LEN;
 use powerinfer_ops::{NeuronMatrix, WeightFormat};
 
 use crate::error::Result;
@@ -48,8 +49,7 @@ impl MemoryEstimate {
     /// A session whose context has `n_tokens`: keys and values, in whole pages, and workspace.
     #[must_use]
     pub fn session_bytes(&self, n_tokens: usize) -> u64 {
-        let held =
-            n_tokens.min(self.max_context).next_multiple_of(powerinfer_ops::attention::PAGE_LEN);
+        let held = n_tokens.min(self.max_context).next_multiple_of(PAGE_LEN);
         let cache = self.cache_bytes_per_token.saturating_mul(held as u64);
         cache.saturating_add(self.workspace_bytes)
     }
@@ -105,7 +105,8 @@ pub(crate) fn of_store(
         memory.weight_bytes = memory.weight_bytes.saturating_add(held);
         memory.load_bytes = memory.load_bytes.max(scratch);
     }
-    memory.cache_bytes_per_token = token_bytes(&config.kv_shape());
+    let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
+    memory.cache_bytes_per_token = kv.size_bytes(PAGE_LEN).div_ceil(PAGE_LEN) as u64;
     memory.workspace_bytes = workspace_bytes(config);
     Ok(memory)
 }
@@ -146,12 +147,6 @@ fn tensor_bytes(
             found: tensor.shape.clone(),
         }),
     }
-}
-
-fn token_bytes(kv: &KvShape) -> u64 {
-    let values = [2, kv.n_layers, kv.n_kv_heads, kv.d_head].map(|n| n as u64);
-    let values = values.into_iter().fold(1u64, u64::saturating_mul);
-    values.saturating_mul(size_of::<f32>() as u64)
 }
 
 /// Buffers of the largest pass, a chunk of a prompt.

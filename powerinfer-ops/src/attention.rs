@@ -4,8 +4,8 @@
 //! weighted sum of the values, every key and value read again for each of the query heads that share
 //! it. Here the queries of a key-value head are taken in tiles that share each loaded key and value,
 //! in decode (the heads of a group) as in prefill (those of many tokens), one pass over the pages
-//! with a running softmax; see [`block`] for why the bits are the same, and
-//! [`attention_rows`](crate::cpu::attention_rows) for what is done with a page.
+//! with a running softmax; `block.rs` says why the bits are the same, and `cpu/attention_rows.rs`
+//! what is done with a page.
 //!
 //! Work is cut by key-value head and block of queries, and where these are few, as in decode, by chunks
 //! of positions, too. The chunks are summed on their own in either case, so that the cut changes no
@@ -23,9 +23,10 @@ mod block;
 mod page;
 mod softmax;
 
+use std::ops::Range;
+
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
-use std::ops::Range;
 
 pub use alibi::{alibi_bias, alibi_slopes};
 pub use page::{KvDtype, KvLayout, KvPage, PAGE_LEN};

@@ -6,6 +6,7 @@ mod header;
 mod metadata;
 mod reader;
 mod split;
+mod value;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -19,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::regular_file::RegularFile;
 pub use gpu_index::GpuIndex;
 use header::Header;
-pub use metadata::{GgufArray, GgufElement, GgufMetadata, GgufValue};
+pub use metadata::GgufMetadata;
+pub use value::{GgufArray, GgufElement, GgufValue};
 pub use writer::{GgufHeader, write_gguf};
 
 /// An open GGUF file, or all parts of a split one, whose header has been checked.

@@ -157,6 +157,16 @@ impl KvPage {
         Ok(Self { layout, lines })
     }
 
+    /// A page of the same contents.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn try_clone(&self) -> Result<Self, OpError> {
+        let mut page = Self::zeroed(self.layout)?;
+        page.lines.copy_from_slice(&self.lines);
+        Ok(page)
+    }
+
     /// What the page holds.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
@@ -173,17 +183,15 @@ impl KvPage {
     pub fn write(&mut self, first: usize, keys: &[f32], values: &[f32]) -> Result<(), OpError> {
         let KvLayout { n_kv_heads, d_head, dtype } = self.layout;
         let width = n_kv_heads * d_head;
-        let n = keys.len().checked_div(width).unwrap_or(0);
-        let fits = first.checked_add(n).is_some_and(|end| end <= PAGE_LEN);
-        if keys.len() != n * width || values.len() != keys.len() || !fits {
-            let (op, what) = ("KvPage::write", "keys and values");
-            let expected = vec![PAGE_LEN.saturating_sub(first), width];
-            return Err(OpError::Shape {
-                op,
-                what,
-                expected,
-                found: vec![keys.len(), values.len()],
-            });
+        let most = PAGE_LEN.saturating_sub(first) * width;
+        let whole = keys.len().checked_rem(width).unwrap_or(keys.len()) == 0;
+        let (op, what) = ("KvPage::write", "keys");
+        if !whole || keys.len() > most {
+            return Err(OpError::Shape { op, what, expected: vec![most], found: vec![keys.len()] });
+        }
+        if values.len() != keys.len() {
+            let (what, expected, found) = ("values", vec![keys.len()], vec![values.len()]);
+            return Err(OpError::Shape { op, what, expected, found });
         }
         match dtype {
             KvDtype::F32 => self.write_as(first, keys, values, |from, to: &mut [f32]| {

@@ -313,6 +313,46 @@ proptest! {
     }
 
     #[test]
+    fn any_metadata_is_an_error_or_a_tokenizer_whose_ids_are_tokens(
+        model in prop::sample::select(vec!["gpt2", "llama", "x"]),
+        pre in prop::sample::select(vec!["gpt-2", "falcon", "llama-bpe", "default", "x"]),
+        tokens in prop::collection::vec("[ab ▁<>Ġ]{0,3}", 0..12),
+        scores in prop::collection::vec(any::<f32>(), 0..12),
+        types in prop::collection::vec(-1i32..8, 0..12),
+        merges in prop::collection::vec("[ab ]{0,4}", 0..4),
+        lens in prop::array::uniform2(any::<bool>()),
+        (bos, switches) in (0u32..14, prop::array::uniform3(any::<Option<bool>>())),
+    ) {
+        // half of the time the lists are as long as each other
+        let cut = |len: usize, same: bool| if same { tokens.len() } else { len };
+        let scores: Vec<f32> =
+            scores.iter().copied().cycle().take(cut(scores.len(), lens[0])).collect();
+        let types: Vec<i32> =
+            types.iter().copied().cycle().take(cut(types.len(), lens[1])).collect();
+        let mut keys = Keys::from([
+            (MODEL.to_owned(), text(model)),
+            (PRE.to_owned(), text(pre)),
+            (TOKENS.to_owned(), GgufValue::strings(tokens.iter().map(String::as_str))),
+            (SCORES.to_owned(), GgufValue::f32s(&scores)),
+            (TYPES.to_owned(), GgufValue::i32s(&types)),
+            (MERGES.to_owned(), GgufValue::strings(merges.iter().map(String::as_str))),
+            (BOS.0.to_owned(), GgufValue::U32(bos)),
+        ]);
+        for (key, on) in [ADD_BOS, ADD_EOS, ADD_SPACE].into_iter().zip(switches) {
+            keys.extend(on.map(|on| (key.to_owned(), GgufValue::Bool(on))));
+        }
+        match read(keys) {
+            Ok(tokenizer) => {
+                let ids = tokenizer.encode("ab <b▁a>\n🐋", true).unwrap();
+                prop_assert!(ids.iter().all(|&id| (id as usize) < tokens.len()), "{ids:?}");
+                tokenizer.decode(&(0..14).collect::<Vec<u32>>()).unwrap();
+            }
+            Err(Error::Core(CoreError::Metadata { .. })) => {}
+            Err(error) => prop_assert!(false, "{error:?}"),
+        }
+    }
+
+    #[test]
     fn any_pieces_stream_to_the_text_they_decode_to_at_once(text in "[ abß日🐋]{0,30}") {
         thread_local!(static TOKENIZER: Tokenizer =
             read(pieces(&[("a", -1.0), ("b", -2.0), ("▁", -3.0), ("▁a", 2.0), ("ab", 1.0)])).unwrap());

@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ggml_type::GgmlType;
-use super::metadata::{GgufArray, GgufElement, GgufValue};
+
 use super::reader::HeaderReader;
+use super::value::{GgufArray, GgufElement, GgufValue};
 use crate::error::{Error, Result};
 use crate::regular_file::RegularFile;
 use crate::weights::TensorInfo;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::ggml_type::GgmlType;
 use super::header::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
-use super::metadata::{GgufElement, GgufValue};
+use super::value::{GgufElement, GgufValue};
 use crate::allocation::try_zeroed;
 use crate::error::{Error, Result};
 use crate::weights::{FileDtype, READABLE, TensorInfo, TensorSource};
