@@ -19,7 +19,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use powerinfer::Tokenizer;
-use powerinfer::core::{FileDtype, GgufFile, GpuIndex, ModelConfig, TensorInfo, TensorSource};
+use powerinfer::core::{
+    ActivationProfile, FileDtype, GgufFile, GpuIndex, ModelConfig, TensorInfo, TensorSource,
+};
 use powerinfer::models::{GgufPredictor, open};
 use serde_json::json;
 
@@ -62,8 +64,34 @@ fn inspect(flags: Flags) -> Outcome<()> {
     if path.extension().is_some_and(|end| end == "gpuidx") {
         return inspect_gpu_index(&path, flags.common.json);
     }
+    if path.is_file() && path.extension().is_some_and(|end| end == "safetensors") {
+        return inspect_profile(&path, flags.common.json);
+    }
     let contents = Contents::read(path, &flags.common)?;
     if flags.common.json { print_json(&contents.as_json()) } else { print(&contents.as_text()) }
+}
+
+/// Says what a profile was counted on.
+fn inspect_profile(path: &Path, as_json: bool) -> Outcome<()> {
+    let profile = ActivationProfile::load(path)?;
+    let (model, tokens) = (profile.model(), profile.n_tokens());
+    let (n_layers, d_ff, share) = (model.n_layers, model.d_ff, profile.hot_share_of_model(0.8));
+    if as_json {
+        return print_json(&json!({
+            "architecture": model.architecture,
+            "activation": model.activation,
+            "n_layers": n_layers,
+            "d_model": model.d_model,
+            "d_ff": d_ff,
+            "tokens": tokens,
+            "hot_share_80": share,
+        }));
+    }
+    print(&format!(
+        "profile of {n_layers} layers of {d_ff} neurons over {tokens} tokens: {:.1} % of the neurons \
+         make 80 % of the activations\n",
+        100.0 * share
+    ))
 }
 
 /// Says how many neurons of each layer PowerInfer's engine put on the GPU.

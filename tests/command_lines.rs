@@ -203,6 +203,8 @@ fn a_profile_goes_on_where_it_stopped_and_plots() {
     json(&[&line[..], &["300", "--out", &parts]].concat());
     json(&[&line[..], &["500", "--resume", "--out", &parts]].concat());
     assert!(std::fs::read(&whole).unwrap() == std::fs::read(&parts).unwrap());
+    let shown = json(&["inspect", &whole]);
+    assert_eq!((&shown["tokens"], &shown["architecture"]), (&500.into(), &"llama".into()));
     let merged = json(&[&line[..], &["500", "--merge", &whole]].concat());
     assert_eq!(merged["tokens"], 1000);
     assert_eq!(merged["hot_share_80"], found["hot_share_80"]);

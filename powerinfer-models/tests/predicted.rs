@@ -7,8 +7,14 @@ mod run;
 
 use std::path::Path;
 
-use powerinfer_core::{CausalLm, Error as CoreError, Sparsity, Step, WantedLogits};
-use powerinfer_models::{Error, LoadOptions, PredictorOptions, PredictorSource, load};
+use powerinfer_core::{
+    CausalLm, Error as CoreError, FileDtype, Layout, Sparsity, Step, TensorInfo, TensorSource,
+    WantedLogits, WeightStore,
+};
+use powerinfer_models::{
+    ConvertOptions, Error, LoadOptions, PredictorOptions, PredictorSource, PredictorTensors,
+    convert, load,
+};
 use powerinfer_ops::{LowBitFormat, WeightFormat};
 use powerinfer_predictor::Error as PredictorError;
 use run::{MAX_BYTES, pool, random_tokens};
@@ -227,55 +233,107 @@ fn a_folder_of_predictors_of_another_shape_is_refused_by_name() {
     assert!(matches!(error, Error::Core(CoreError::PredictorLayers { n_layers: N_LAYERS, .. })));
 }
 
+/// Weights of a layer's `fc1` and `fc2` with which the score of a neuron is its gate's product with
+/// the residual stream: right as far as rounding and the norm let it be, which changes no sign.
+fn right_predictor(layer: usize) -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
+    let mut store = WeightStore::open(&Fixture::demo().model_dir).unwrap();
+    let name = format!("model.layers.{layer}.mlp.gate_proj.weight");
+    let gate = store.matrix(&name, D_FF, D_MODEL, Layout::NeuronMajor, None).unwrap();
+    let name = format!("model.layers.{layer}.post_attention_layernorm.weight");
+    let scales = store.vector(&name, D_MODEL).unwrap();
+    // the stream itself and its mirror image pass the ReLU
+    let mut fc1 = vec![0.0; 2 * D_MODEL * D_MODEL];
+    for i in 0..D_MODEL {
+        fc1[i * D_MODEL + i] = 1.0;
+        fc1[(D_MODEL + i) * D_MODEL + i] = -1.0;
+    }
+    let mut fc2 = Vec::new();
+    let mut row = vec![0.0; D_MODEL];
+    for neuron in 0..D_FF {
+        gate.row_to_f32(neuron, &mut row);
+        row.iter_mut().zip(&scales).for_each(|(w, scale)| *w *= scale);
+        fc2.extend(row.iter().copied());
+        fc2.extend(row.iter().map(|w| -w));
+    }
+    [("fc1.weight", vec![2 * D_MODEL, D_MODEL], fc1), ("fc2.weight", vec![D_FF, 2 * D_MODEL], fc2)]
+}
+
+/// The demo model's logits in this mode, and how well its predictors do.
+fn run_demo(model: &dyn CausalLm) -> Step {
+    let tokens = Fixture::demo().golden().prompts[0].input_ids.clone();
+    let mut step = Step { measure_prediction: true, wanted: WantedLogits::All, ..Step::default() };
+    model.forward(&tokens, &mut model.new_cache(), &mut step).unwrap();
+    step
+}
+
 #[test]
-fn a_predictor_out_of_a_folder_runs_as_its_definition_says() {
-    // fc1 = gate rows and their negatives, fc2 puts them together: the score is the gate's product
-    // with the residual stream, so that this predictor is right as far as the norm lets it be
-    let fixture = Fixture::demo();
-    let options = LoadOptions::default().with_dtype(Some(WeightFormat::F32));
-    let exact = load(&fixture.model_dir, &options).unwrap();
+fn right_predictors_out_of_a_folder_list_what_fires() {
     let dir = tempfile::tempdir().unwrap();
     for layer in 0..N_LAYERS {
-        let mut store = powerinfer_core::WeightStore::open(&fixture.model_dir).unwrap();
-        let name = format!("model.layers.{layer}.mlp.gate_proj.weight");
-        let layout = powerinfer_core::Layout::NeuronMajor;
-        let gate = store.matrix(&name, D_FF, D_MODEL, layout, None).unwrap();
-        let name = format!("model.layers.{layer}.post_attention_layernorm.weight");
-        let scales = store.vector(&name, D_MODEL).unwrap();
-        // the stream itself and its mirror image pass the ReLU
-        let mut fc1 = vec![0.0; 2 * D_MODEL * D_MODEL];
-        for i in 0..D_MODEL {
-            fc1[i * D_MODEL + i] = 1.0;
-            fc1[(D_MODEL + i) * D_MODEL + i] = -1.0;
-        }
-        let mut fc2 = Vec::new();
-        let mut row = vec![0.0; D_MODEL];
-        for neuron in 0..D_FF {
-            gate.row_to_f32(neuron, &mut row);
-            row.iter_mut().zip(&scales).for_each(|(w, scale)| *w *= scale);
-            fc2.extend(row.iter().copied());
-            fc2.extend(row.iter().map(|w| -w));
-        }
-        let tensors = [
-            ("fc1.weight", vec![2 * D_MODEL, D_MODEL], fc1),
-            ("fc2.weight", vec![D_FF, 2 * D_MODEL], fc2),
-        ];
-        write_state_dict(&dir.path().join(format!("model_{layer}.pt")), &tensors);
+        write_state_dict(&dir.path().join(format!("model_{layer}.pt")), &right_predictor(layer));
     }
     let model = load_folder(dir.path()).unwrap();
     assert_eq!(model.info().sparsity, Sparsity::Predicted, "{:?}", model.info().notes);
-    let tokens = fixture.golden().prompts[0].input_ids.clone();
-    let run = |model: &dyn CausalLm, measure| {
-        let mut step = Step { measure_prediction: measure, ..Step::default() };
-        step.wanted = WantedLogits::All;
-        model.forward(&tokens, &mut model.new_cache(), &mut step).unwrap();
-        step
-    };
-    let predicted = run(&*model, true);
+    let predicted = run_demo(&*model);
     let found = predicted.stats.prediction().unwrap();
-    // but for rounding the norm changes no sign, so the picks are the neurons that fire
     assert!(found.recall() > 0.999 && found.precision() > 0.999, "{found:?}");
-    let expected = run(&*exact, false).logits;
-    let distance = testing::tolerance::max_distance(&predicted.logits, &expected);
+    let exact = load(&Fixture::demo().model_dir, &LoadOptions::default()).unwrap();
+    let distance = testing::tolerance::max_distance(&predicted.logits, &run_demo(&*exact).logits);
     assert!(distance < 0.05, "{distance}");
+}
+
+/// The right predictors as a converter takes them.
+#[derive(Debug)]
+struct RightPredictors;
+
+impl TensorSource for RightPredictors {
+    fn tensors(&self) -> Vec<TensorInfo> {
+        let layer = |layer: usize| {
+            right_predictor(layer).map(|(part, shape, _)| TensorInfo {
+                name: format!("layers.{layer}.{part}"),
+                dtype: FileDtype::Weights(WeightFormat::F32),
+                shape,
+            })
+        };
+        (0..N_LAYERS).flat_map(layer).collect()
+    }
+
+    fn read(&self, name: &str, offset: u64, out: &mut [u8]) -> powerinfer_core::Result<()> {
+        let mut parts = name.split('.').skip(1);
+        let layer = parts.next().unwrap().parse().unwrap();
+        let [fc1, fc2] = right_predictor(layer).map(|(_, _, values)| values);
+        let values = if parts.next() == Some("fc1") { fc1 } else { fc2 };
+        let first = offset as usize / 4;
+        for (bytes, value) in out.chunks_exact_mut(4).zip(&values[first..]) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn path(&self, _: &str) -> std::path::PathBuf {
+        "right predictors".into()
+    }
+}
+
+#[test]
+fn predictors_in_a_powerinfer_file_run_with_its_thresholds_when_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("demo.powerinfer.gguf");
+    let written = |threshold: f32| {
+        let options = ConvertOptions::default().with_powerinfer(true);
+        let source = std::sync::Arc::new(RightPredictors);
+        let predictor = PredictorTensors { source, thresholds: vec![threshold; N_LAYERS] };
+        let options = options.with_predictor(predictor);
+        convert(&Fixture::demo().model_dir, &file, &options, &mut |_, _| ()).unwrap();
+    };
+    let load_as = |sparsity| load(&file, &LoadOptions::default().with_sparsity(sparsity));
+    written(0.0);
+    assert_eq!(load_as(Sparsity::Auto).unwrap().info().sparsity, Sparsity::Exact);
+    let model = load_as(Sparsity::Predicted).unwrap();
+    assert!(model.info().predictor.as_ref().unwrap().contains("rank 512, threshold 0"));
+    let all = run_demo(&*model).stats.prediction().unwrap();
+    assert!(all.recall() > 0.99 && all.precision() > 0.99, "{all:?}");
+    written(0.05);
+    let fewer = run_demo(&*load_as(Sparsity::Predicted).unwrap()).stats.prediction().unwrap();
+    assert!(fewer.picked < all.picked && fewer.recall_mass() > 0.5, "{fewer:?} {all:?}");
 }

@@ -123,20 +123,18 @@ impl GateEstimate {
         }
     }
 
-    /// The neurons of the groups `groups` that are picked, into `ids` and to `picked`; returns how
-    /// many.
+    /// The neurons of the groups `groups` that are picked, into `ids`; returns how many.
     pub(crate) fn pick_groups(
         &self,
         kernels: LowBitKernels,
         groups: std::ops::Range<usize>,
         (input, margin): (&LowBitInput, f32),
-        (ids, picked): (&mut [u32], impl Fn(u32)),
+        ids: &mut [u32],
     ) -> usize {
         let mut n = 0;
         for group in groups {
             for_each_bit(self.group(kernels, group, input, margin), |r| {
                 ids[n] = (group * GROUP_ROWS) as u32 + r;
-                picked(ids[n]);
                 n += 1;
             });
         }

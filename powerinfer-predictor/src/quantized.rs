@@ -51,9 +51,9 @@ impl QuantizedGate {
         self
     }
 
-    /// The margin that keeps perplexity within a thousandth (4 bits), two (3 bits) and four (2 bits)
-    /// of dense on the trained models that it was chosen on, listing at most 1.2, 1.4 and 2.2
-    /// neurons for each that fires.
+    /// The margin that keeps perplexity within about a thousandth (4 bits), two (3 bits) and four
+    /// (2 bits) of dense on the trained models that it was chosen on, listing at most 1.2, 1.4 and
+    /// 2.2 neurons for each that fires.
     #[must_use]
     pub fn default_margin(bits: LowBitFormat) -> f32 {
         match bits {
