@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "helper functions of tests")]
 
 #[path = "support/run.rs"]
-#[allow(dead_code, reason = "the other laws use the rest")]
 mod run;
 
 use std::path::Path;
@@ -213,7 +212,7 @@ fn a_folder_of_predictors_of_another_shape_is_refused_by_name() {
         matches!(error, Error::Core(CoreError::TensorShape { name, .. }) if name == "fc2.weight")
     );
 
-    write_state_dict(&file(3), &[fc1.clone()]);
+    write_state_dict(&file(3), std::slice::from_ref(&fc1));
     let error = load_folder(dir.path()).unwrap_err();
     assert!(
         matches!(error, Error::Core(CoreError::MissingTensor { name, .. }) if name == "fc2.weight")

@@ -59,11 +59,11 @@ fn files(dir: &Path) -> Result<BTreeMap<usize, PathBuf>> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let number = name.strip_prefix("activation_").and_then(|rest| rest.strip_suffix(".pt"));
         let plain = number.filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
-        if let Some(layer) = plain.and_then(|number| number.parse().ok()) {
-            if let Some(other) = files.insert(layer, path.clone()) {
-                let what = format!("{} and {}", other.display(), path.display());
-                return Err(Error::ProfileFolder { path: dir.to_owned(), layer, what });
-            }
+        if let Some(layer) = plain.and_then(|number| number.parse().ok())
+            && let Some(other) = files.insert(layer, path.clone())
+        {
+            let what = format!("{} and {}", other.display(), path.display());
+            return Err(Error::ProfileFolder { path: dir.to_owned(), layer, what });
         }
     }
     let missing = (0..files.len().max(1)).find(|layer| !files.contains_key(layer));
