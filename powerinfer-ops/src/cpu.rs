@@ -34,6 +34,7 @@ mod avx512;
 mod int8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int8_avx512;
+#[cfg(target_arch = "x86_64")]
 mod low_bit_avx2;
 #[cfg(target_arch = "x86_64")]
 mod low_bit_avx512;
