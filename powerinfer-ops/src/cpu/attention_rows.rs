@@ -8,11 +8,13 @@
 
 #[cfg(target_arch = "x86_64")]
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use simd::{AVX2, AVX512};
+pub(super) use x86::{AVX2, AVX512};
 
 /// Queries that share each loaded key and value.
 pub(crate) const TILE_QUERIES: usize = 8;
