@@ -22,6 +22,7 @@ use crate::format::{NumberFormat, Q40, Q80};
 const TILE_ROWS: usize = 2;
 /// Accumulators of a product, for the blocks in turn.
 const CHAINS: usize = 2;
+const _: () = assert!(BLOCKS.is_multiple_of(CHAINS));
 /// Where the second halves of the blocks of a group begin.
 const SECOND: usize = BLOCK / 2 * BLOCKS;
 
@@ -236,33 +237,51 @@ unsafe fn tile<const R: usize, const T: usize>(
     xs: [&[InputGroup]; T],
 ) -> [[f32; R]; T] {
     let n_groups = rows[0].len();
-    // SAFETY: the caller has the instructions; `g < n_groups` bounds the reads.
+    // SAFETY: the caller has the instructions; `g < n_groups` and `pair + 1 < BLOCKS`.
     unsafe {
-        let mut sums = [[[float32x4_t::zero(); CHAINS]; R]; T];
+        let mut sums = [[[float32x4_t::zero(); R]; T]; CHAINS];
         for g in 0..n_groups {
-            for block in 0..BLOCKS {
-                let mut weights = [(vdupq_n_s8(0), vdupq_n_s8(0), float32x4_t::zero()); R];
-                for r in 0..R {
-                    let row = rows[r].get_unchecked(g);
-                    let numbers = row.numbers.as_ptr().cast();
-                    weights[r] = load_group(numbers, row.scales.as_ptr(), block);
-                }
-                for t in 0..T {
-                    let x = xs[t].get_unchecked(g);
-                    let values = load_group(x.numbers.as_ptr(), x.scales.as_ptr(), block);
-                    for r in 0..R {
-                        let sum = &mut sums[t][r][block % CHAINS];
-                        *sum = add_block(weights[r], values, *sum);
-                    }
-                }
+            for pair in (0..BLOCKS).step_by(CHAINS) {
+                // written out, so that the sums stay in registers
+                add_tile(rows, xs, (g, pair), &mut sums[0]);
+                add_tile(rows, xs, (g, pair + 1), &mut sums[1]);
             }
         }
         let mut products = [[0.0; R]; T];
         for t in 0..T {
             for r in 0..R {
-                products[t][r] = sums[t][r][0].add(sums[t][r][1]).sum();
+                products[t][r] = sums[0][t][r].add(sums[1][t][r]).sum();
             }
         }
         products
+    }
+}
+
+/// Adds the products of one block of all rows and tokens.
+///
+/// # Safety
+/// - the CPU has NEON
+/// - all slices have the group, and `block < BLOCKS`
+#[inline(always)]
+unsafe fn add_tile<const R: usize, const T: usize>(
+    rows: [&[WeightGroup]; R],
+    xs: [&[InputGroup]; T],
+    (group, block): (usize, usize),
+    sums: &mut [[float32x4_t; R]; T],
+) {
+    // SAFETY: the caller has the instructions, the group and the block.
+    unsafe {
+        let mut weights = [(vdupq_n_s8(0), vdupq_n_s8(0), float32x4_t::zero()); R];
+        for r in 0..R {
+            let row = rows[r].get_unchecked(group);
+            weights[r] = load_group(row.numbers.as_ptr().cast(), row.scales.as_ptr(), block);
+        }
+        for t in 0..T {
+            let x = xs[t].get_unchecked(group);
+            let values = load_group(x.numbers.as_ptr(), x.scales.as_ptr(), block);
+            for r in 0..R {
+                sums[t][r] = add_block(weights[r], values, sums[t][r]);
+            }
+        }
     }
 }
