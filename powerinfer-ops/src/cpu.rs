@@ -16,13 +16,13 @@ pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod rows;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd_blocks;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd_table;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiles;
 pub(crate) mod weighted_sum;
 
@@ -34,15 +34,23 @@ mod avx512;
 mod int8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int8_avx512;
+#[cfg(target_arch = "x86_64")]
 mod low_bit_avx2;
 #[cfg(target_arch = "x86_64")]
 mod low_bit_avx512;
+
+#[cfg(target_arch = "aarch64")]
+mod int8_neon;
+#[cfg(target_arch = "aarch64")]
+mod low_bit_neon;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use self::int8::{InputGroup, WeightGroup};
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::format::NumberFormat;
 use crate::format::WeightFormat;
 use attention_rows::AttentionRows;
@@ -126,6 +134,10 @@ pub(crate) enum Grouping {
     Never,
     /// Where they do not follow each other: the memory waits less. A single stream is recognised
     /// by the hardware, which runs ahead of it.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "what a table of x86-64 likes")
+    )]
     Scattered,
     /// Where unpacking takes longer than reading.
     Always,
@@ -163,14 +175,14 @@ pub(crate) type AxpyPicked =
     fn(scales: &[f32; PANEL_ROWS], picked: u64, panel: &[f32], y: &mut [f32; PANEL]);
 
 /// The bodies of [`Int8Products`] that one instruction set has.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 struct Int8Table {
     q8_0: Int8Products,
     q4_0: Int8Products,
 }
 
 /// Asserts that rows of blocks hold as many as a token of `n_groups` groups.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn check_blocks<F: NumberFormat>(rows: &[&[u8]], n_groups: usize) {
     for row in rows {
         let n_blocks = row.len() / F::BLOCK_BYTES;
@@ -201,10 +213,10 @@ impl RowKernels {
     }
 
     /// All kernels that this CPU runs, slowest first: `scalar`, then `avx2`, `avx512`,
-    /// `avx512vnni`.
+    /// `avx512vnni`; or `scalar`, `neon`.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        #[allow(unused_mut, reason = "only x86-64 has more than one table")]
+        #[allow(unused_mut, reason = "not every architecture has more than one table")]
         let mut tables = vec![Self(&scalar::TABLE)];
         #[cfg(target_arch = "x86_64")]
         {
@@ -224,6 +236,10 @@ impl RowKernels {
                     tables.push(Self(&avx512::TABLE_VNNI));
                 }
             }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            tables.push(Self(&neon::TABLE));
         }
         tables
     }
@@ -257,7 +273,7 @@ impl RowKernels {
 
 /// The tables for low-bit copies that this CPU runs, slowest first.
 fn low_bit_tables() -> Vec<&'static low_bit::LowBitTable> {
-    #[allow(unused_mut, reason = "only x86-64 has more than one table")]
+    #[allow(unused_mut, reason = "not every architecture has more than one table")]
     let mut tables = vec![&low_bit::SCALAR];
     #[cfg(target_arch = "x86_64")]
     {
@@ -268,6 +284,10 @@ fn low_bit_tables() -> Vec<&'static low_bit::LowBitTable> {
         if of_rows.iter().any(|kernels| kernels.name() == "avx512vnni") {
             tables.push(&low_bit_avx512::TABLE);
         }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if RowKernels::available().iter().any(|kernels| kernels.name() == "neon") {
+        tables.push(&low_bit_neon::TABLE);
     }
     tables
 }

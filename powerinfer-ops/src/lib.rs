@@ -34,7 +34,9 @@
 //! # Kernels
 //!
 //! [`RowKernels`] are chosen at run time: `scalar` (the definition, everywhere), `avx2` (with FMA
-//! and F16C), `avx512` (F, BW, VL) and `avx512vnni`. Other architectures run the scalar kernels.
+//! and F16C), `avx512` (F, BW, VL) and `avx512vnni` on x86-64, `neon` on 64-bit ARM. Other
+//! architectures run the scalar kernels. The NEON kernels are tested under an emulator; nobody has
+//! measured their speed yet.
 //!
 //! Dot products of Q8_0 and Q4_0 rows round the values they meet to eight bits in blocks of 32, as
 //! ggml does, and multiply whole numbers: the product moves by at most

@@ -6,13 +6,19 @@
 //! `y[c] = Σ_p weight[p] · value[p][c]`. Neither needs a sum across the lanes of a register, and each
 //! element is one sum in the order of the rows, however many queries share the loads.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::ops::Range;
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::NEON;
 #[cfg(target_arch = "x86_64")]
-pub(super) use simd::{AVX2, AVX512};
+pub(super) use x86::{AVX2, AVX512};
 
 /// Queries that share each loaded key and value.
 pub(crate) const TILE_QUERIES: usize = 8;

@@ -339,19 +339,24 @@ unsafe fn dots_step<V: Vector, F: Steps<V>, const R: usize, const T: usize>(
     xs: [*const f32; T],
     sums: &mut [[[V; CHAINS]; R]; T],
 ) {
+    const { assert!((STEP / V::LANES).is_multiple_of(CHAINS), "whole turns of the chains") };
     // SAFETY: the caller has the instructions and the steps; `index` stays within a step.
     unsafe {
         let heads = heads::<V, F, R>(rows, step);
-        for index in 0..STEP / V::LANES {
-            let mut values = [V::zero(); R];
-            for r in 0..R {
-                values[r] = F::lanes(heads[r], rows[r], step, index);
-            }
-            for t in 0..T {
-                let x = V::load_f32(xs[t].add(index * V::LANES).cast());
+        for first in (0..STEP / V::LANES).step_by(CHAINS) {
+            // short enough to be unrolled, so that the sums of each chain stay in registers
+            for chain in 0..CHAINS {
+                let index = first + chain;
+                let mut values = [V::zero(); R];
                 for r in 0..R {
-                    let sum = &mut sums[t][r][index % CHAINS];
-                    *sum = values[r].mul_add(x, *sum);
+                    values[r] = F::lanes(heads[r], rows[r], step, index);
+                }
+                for t in 0..T {
+                    let x = V::load_f32(xs[t].add(index * V::LANES).cast());
+                    for r in 0..R {
+                        let sum = &mut sums[t][r][chain];
+                        *sum = values[r].mul_add(x, *sum);
+                    }
                 }
             }
         }

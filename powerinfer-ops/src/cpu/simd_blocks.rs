@@ -154,5 +154,8 @@ macro_rules! blocks_agree {
         };
     )*};
 }
+#[cfg(target_arch = "x86_64")]
 type Probe = std::arch::x86_64::__m256;
+#[cfg(target_arch = "aarch64")]
+type Probe = std::arch::aarch64::float32x4_t;
 blocks_agree!(Q41, Q50, Q4K, Q6K);

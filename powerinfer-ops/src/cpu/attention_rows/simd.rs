@@ -10,14 +10,13 @@
 //! would not be a normal number, it is 0.
 
 #![allow(clippy::needless_range_loop, reason = "plain loops, as in `simd`")]
-#![allow(unsafe_code, reason = "intrinsics and raw loads")]
+#![allow(unsafe_code, reason = "raw loads; the table's safe wrappers assert every length")]
 
-use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 
-use super::{AttentionRows, COLUMNS, Panel, SPAN, Weights};
+use super::{Panel, SPAN, Weights};
 use crate::bytes::LINE_BYTES;
-use crate::cpu::simd::{F16, F32, STEP, Steps, Vector};
+use crate::cpu::simd::{STEP, Steps, Vector};
 
 /// The least exponent with a normal result, a little rounded up.
 const LOWEST: f32 = -87.3;
@@ -33,7 +32,7 @@ const TAYLOR: [f32; 8] =
 /// # Safety
 /// Every function requires that the CPU has the instruction set.
 #[allow(clippy::missing_safety_doc, reason = "the one contract of all functions is stated above")]
-trait Exponential: Vector {
+pub(super) trait Exponential: Vector {
     /// The larger, and `other` where one is a NaN.
     unsafe fn max(self, other: Self) -> Self;
     /// The largest lane.
@@ -44,85 +43,6 @@ trait Exponential: Vector {
     unsafe fn exp2_whole(self) -> Self;
     /// 0 where `x` is below `bound`, and `self` elsewhere, NaN included.
     unsafe fn zero_below(self, x: Self, bound: Self) -> Self;
-}
-
-// SAFETY of each block below: the caller has the instructions, as `Exponential` requires.
-impl Exponential for __m256 {
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm256_max_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn largest(self) -> f32 {
-        // SAFETY: see above.
-        unsafe {
-            let v = _mm_max_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
-            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn round(self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self) }
-    }
-
-    #[inline(always)]
-    unsafe fn exp2_whole(self) -> Self {
-        // SAFETY: see above.
-        unsafe {
-            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(self), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn zero_below(self, x: Self, bound: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm256_and_ps(self, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, bound)) }
-    }
-}
-
-// SAFETY of each block below: the caller has the instructions, as `Exponential` requires.
-impl Exponential for __m512 {
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm512_max_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn largest(self) -> f32 {
-        // SAFETY: see above.
-        unsafe {
-            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
-            Exponential::max(_mm512_castps512_ps256(self), high).largest()
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn round(self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self) }
-    }
-
-    #[inline(always)]
-    unsafe fn exp2_whole(self) -> Self {
-        // SAFETY: see above.
-        unsafe {
-            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self), _mm512_set1_epi32(127));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn zero_below(self, x: Self, bound: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, bound), self) }
-    }
 }
 
 /// Adds the rows of a panel to `T` outputs, `W` registers of a row at a time; returns the first
@@ -189,7 +109,7 @@ unsafe fn add_columns<V: Vector, F: Steps<V, Head = ()>, const T: usize, const W
 /// # Safety
 /// As [`add_columns`].
 #[inline(always)]
-unsafe fn add_to<V: Vector, F: Steps<V, Head = ()>, const T: usize, const W: usize>(
+pub(super) unsafe fn add_to<V: Vector, F: Steps<V, Head = ()>, const T: usize, const W: usize>(
     weights: *const Weights,
     panel: &Panel<'_>,
     ys: *mut f32,
@@ -204,7 +124,7 @@ unsafe fn add_to<V: Vector, F: Steps<V, Head = ()>, const T: usize, const W: usi
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn scale_and_max<V: Exponential>(scores: &mut Weights, scale: f32) -> f32 {
+pub(super) unsafe fn scale_and_max<V: Exponential>(scores: &mut Weights, scale: f32) -> f32 {
     // SAFETY: the caller has the instructions; `p` and a register from it on are within the scores.
     unsafe {
         let (scale, mut max) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
@@ -221,7 +141,7 @@ unsafe fn scale_and_max<V: Exponential>(scores: &mut Weights, scale: f32) -> f32
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn exp_and_sum<V: Exponential>(scores: &mut Weights, max: f32) -> f32 {
+pub(super) unsafe fn exp_and_sum<V: Exponential>(scores: &mut Weights, max: f32) -> f32 {
     // SAFETY: the caller has the instructions; `p` and a register from it on are within the scores.
     unsafe {
         let (max, mut sum) = (V::splat(-max), V::zero());
@@ -271,6 +191,10 @@ macro_rules! attention_table {
         };
 
         mod $module {
+            use crate::cpu::attention_rows::simd::{self, add_to};
+            use crate::cpu::attention_rows::{Panel, Weights};
+            use crate::cpu::simd::{STEP, Steps};
+
             use super::*;
 
             pub(super) fn add<F: Steps<$vector, Head = ()>>(
@@ -312,7 +236,7 @@ macro_rules! attention_table {
                 #[target_feature(enable = $features)]
                 fn inner(scores: &mut Weights, scale: f32) -> f32 {
                     // SAFETY: this function has the instructions.
-                    unsafe { super::scale_and_max::<$vector>(scores, scale) }
+                    unsafe { simd::scale_and_max::<$vector>(scores, scale) }
                 }
                 // SAFETY: the table is handed out only where the instructions exist.
                 unsafe { inner(scores, scale) }
@@ -322,7 +246,7 @@ macro_rules! attention_table {
                 #[target_feature(enable = $features)]
                 fn inner(scores: &mut Weights, max: f32) -> f32 {
                     // SAFETY: this function has the instructions.
-                    unsafe { super::exp_and_sum::<$vector>(scores, max) }
+                    unsafe { simd::exp_and_sum::<$vector>(scores, max) }
                 }
                 // SAFETY: the table is handed out only where the instructions exist.
                 unsafe { inner(scores, max) }
@@ -331,9 +255,4 @@ macro_rules! attention_table {
     };
 }
 
-// 16 registers: 8 sums at most, 4 of a row, a weight.
-attention_table!(AVX2, avx2, __m256, "avx2,fma,f16c", [1, 2, 4, 4]);
-// 32 registers: 16 sums, 4 of a row, a weight.
-attention_table!(AVX512, avx512, __m512, "avx512f,avx512bw,avx512vl,avx2,fma,f16c", [2, 4, 4, 4]);
-
-const _: () = assert!(COLUMNS.is_multiple_of(<__m512 as Vector>::LANES));
+pub(super) use attention_table;

@@ -7,6 +7,7 @@ use crate::cpu::panel::{self, PanelScratch};
 use crate::cpu::product::InputScratch;
 use crate::cpu::weighted_sum;
 use crate::cpu::{PANEL_ROWS, int8};
+use crate::error::OpError;
 use crate::format::WeightFormat;
 use crate::threads::ThreadPool;
 use std::num::NonZeroUsize;
@@ -336,6 +337,48 @@ fn decoding_is_exact_in_every_table() {
             w.row_to_f32(0, &mut expected);
             (kernels.primitives(format).decode)(w.row(0), &mut found);
             assert_eq!(expected, found, "{format} {kernels:?} d {d}");
+        }
+    }
+}
+
+/// Without it the other tests would compare the scalar table with itself.
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn every_arm_cpu_of_64_bits_has_the_neon_kernels() {
+    assert_eq!(RowKernels::best().name(), "neon");
+}
+
+#[test]
+fn every_half_decodes_to_its_bits_in_every_table() {
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    for kernels in RowKernels::available() {
+        let mut found = vec![0.0; halves.len()];
+        let decode = kernels.primitives(WeightFormat::F16).decode;
+        decode(bytemuck::cast_slice(&halves), &mut found);
+        for (&half, found) in halves.iter().zip(found) {
+            let expected = half::f16::from_bits(half).to_f32();
+            assert_eq!(found.to_bits(), expected.to_bits(), "{kernels:?} {half:#x}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_whole_numbers_are_multiplied_exactly() {
+    // one and a half groups, and numbers that no encoder writes
+    let (n, d) = (3, 192);
+    let block = [&half::f16::ONE.to_le_bytes()[..], &[i8::MIN as u8; 32]].concat();
+    let w = NeuronMatrix::try_from_rows(WeightFormat::Q8_0, n, d, |_, row| {
+        row.copy_from_slice(&block.repeat(d / 32));
+        Ok::<_, OpError>(())
+    });
+    let w = w.unwrap();
+    for kernels in RowKernels::available() {
+        for n_tokens in [1, 7] {
+            for x in [127.0, -127.0] {
+                let mut out = vec![0.0; n_tokens * n];
+                matvec(kernels, &w, &vec![x; n_tokens * d], &mut out);
+                assert_eq!(out, vec![-128.0 * x * d as f32; n_tokens * n], "{kernels:?}");
+            }
         }
     }
 }
