@@ -8,7 +8,7 @@
 //!
 //! The text is tokenised without special tokens and fed in windows of `--context` tokens. With
 //! `--out` the profile is written every few windows, and `--resume` goes on with the same text
-//! where an interrupted run stopped; `--merge` adds profiles of other texts. `--activation DIR`
+//! where an interrupted run stopped; `--merge` adds profiles of other texts. `--activation-folder DIR`
 //! shows the statistics that the original stores beside its models instead.
 
 #[path = "support/corpus.rs"]
@@ -74,7 +74,7 @@ struct Flags {
     merge: Vec<PathBuf>,
     /// Show the original's statistics in this folder and run nothing
     #[arg(long, value_name = "DIR", conflicts_with_all = ["text", "max_tokens", "resume", "impact"])]
-    activation: Option<PathBuf>,
+    activation_folder: Option<PathBuf>,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 
 fn profile(flags: Flags) -> Outcome<()> {
     flags.common.refuse_later_flags()?;
-    let mut profile = match &flags.activation {
+    let mut profile = match &flags.activation_folder {
         Some(dir) => ActivationProfile::from_activation_folder(dir)?,
         None => count(&flags)?,
     };

@@ -170,7 +170,8 @@ fn perplexity_is_the_reference_s() {
 
 #[test]
 fn predicted_perplexity_is_nearly_the_dense_one() {
-    let line = ["perplexity", "--max-tokens", "2048", "--text", "assets/text/moby.val.txt"];
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/text/moby.val.txt");
+    let line = ["perplexity", "--max-tokens", "2048", "--text", text];
     for model in Fixture::trained() {
         let line = [&line[..], &["--model", model.model_dir.to_str().unwrap()]].concat();
         let dense = json(&line)["perplexity"].as_f64().unwrap();
@@ -250,8 +251,8 @@ fn bench_compares_modes_and_measures_the_machine() {
     let density = runs[2]["ffn_density"].as_f64().unwrap();
     assert!((density / 0.2 - 1.0).abs() < 0.1, "{density}");
     let number = |run: usize, field: &str| runs[run][field].as_f64().unwrap();
-    assert!(number(2, "picked_density") < 0.4 && number(2, "predictor_seconds") > 0.0);
-    assert!(number(2, "weight_bytes_per_token") < number(1, "weight_bytes_per_token"));
+    assert!(number(4, "picked_density") < 0.4 && number(4, "predictor_seconds") > 0.0);
+    assert!(number(4, "weight_bytes_per_token") < number(2, "weight_bytes_per_token"));
 
     let line = "bench --synthetic tiny --density 0.2 --compare predicted:trained --predictor-rank 32 \
                 --repetitions 1 -p 4 -n 4 --threads 1";
@@ -372,7 +373,7 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
         (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
         (vec!["profile", "--text", "no-such-file"], "no-such-file"),
-        (vec!["profile", "--activation", dir], "activation_N.pt"),
+        (vec!["profile", "--activation-folder", dir], "activation_N.pt"),
         (vec!["bench", "--synthetic", "tiny", "--density", "2"], "density"),
         (vec!["own_architecture", "--model", dir], "config.json"),
     ] {

@@ -71,7 +71,8 @@ fn predictors_are_made_with_so_many_bits_or_lie_in_a_folder() {
     let source = |line| parse(line).unwrap().predictor().map(|options| options.source);
     assert_eq!(source(""), None);
     let quantized = |bits| Some(PredictorSource::Quantized(bits));
-    assert_eq!(source("--sparsity predicted"), quantized(None));
+    // the library chooses: what the model holds, or else a copy of its gate
+    assert_eq!(source("--sparsity predicted"), None);
     assert_eq!(source("--predictor quantized"), quantized(None));
     assert_eq!(source("--predictor quantized:2"), quantized(Some(LowBitFormat::Bits2)));
     assert_eq!(source("--predictor a/b"), Some(PredictorSource::Folder("a/b".into())));
