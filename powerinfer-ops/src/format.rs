@@ -102,10 +102,13 @@ fn f16_at(block: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// The smallest and the largest of some values.
+/// The smallest and the largest of some values, the first of several: of zeros with different signs
+/// `f32::min` gives one or the other depending on the CPU.
 fn extremes(values: &[f32]) -> (f32, f32) {
     let first = (values[0], values[0]);
-    values.iter().fold(first, |(least, most), &value| (least.min(value), most.max(value)))
+    values.iter().fold(first, |(least, most), &value| {
+        (if value < least { value } else { least }, if value > most { value } else { most })
+    })
 }
 
 /// The first value of the largest magnitude.
