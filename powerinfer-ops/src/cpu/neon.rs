@@ -206,6 +206,7 @@ impl Vector for float32x4_t {
     }
 
     #[inline(always)]
+    #[allow(clippy::pointers_in_nomem_asm_block, reason = "a prefetch reads no memory")]
     unsafe fn prefetch(at: *const u8) {
         // the intrinsic is not stable
         // SAFETY: every CPU of the architecture has the instruction; it changes no register, no
