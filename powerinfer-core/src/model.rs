@@ -17,7 +17,8 @@ use crate::stats::StepStats;
 #[non_exhaustive]
 pub enum Sparsity {
     /// The fastest mode that loses nothing: [`Exact`](Self::Exact) where the activation function
-    /// gives zeros, [`Dense`](Self::Dense) elsewhere.
+    /// gives zeros, [`Dense`](Self::Dense) elsewhere; but [`Predicted`](Self::Predicted) where a
+    /// predictor was given or lies in the model file.
     #[default]
     Auto,
     /// Every neuron.

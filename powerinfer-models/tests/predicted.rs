@@ -316,7 +316,7 @@ impl TensorSource for RightPredictors {
 }
 
 #[test]
-fn predictors_in_a_powerinfer_file_run_with_its_thresholds_when_asked_for() {
+fn predictors_in_a_powerinfer_file_run_with_its_thresholds_unless_told_otherwise() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("demo.powerinfer.gguf");
     let written = |threshold: f32| {
@@ -328,7 +328,8 @@ fn predictors_in_a_powerinfer_file_run_with_its_thresholds_when_asked_for() {
     };
     let load_as = |sparsity| load(&file, &LoadOptions::default().with_sparsity(sparsity));
     written(0.0);
-    assert_eq!(load_as(Sparsity::Auto).unwrap().info().sparsity, Sparsity::Exact);
+    assert_eq!(load_as(Sparsity::Auto).unwrap().info().sparsity, Sparsity::Predicted);
+    assert_eq!(load_as(Sparsity::Exact).unwrap().info().sparsity, Sparsity::Exact);
     let model = load_as(Sparsity::Predicted).unwrap();
     assert!(model.info().predictor.as_ref().unwrap().contains("rank 512, threshold 0"));
     let all = run_demo(&*model).stats.prediction().unwrap();
