@@ -106,15 +106,16 @@ fn sweep(
 
 /// Distinct networks of at least [`COLD_BYTES`] together, whose biases make every neuron fire.
 fn networks_of(format: WeightFormat, d_model: usize, d_ff: usize) -> Vec<FfnWeights> {
-    let row = Seeded::new(1).normal(d_model);
+    let mut row = vec![0; format.row_bytes(d_model).expect("whole blocks")];
+    format.encode(&Seeded::new(1).normal(d_model), &mut row);
     let matrix = || {
         NeuronMatrix::try_from_rows(format, d_ff, d_model, |_, bytes| {
-            format.encode(&row, bytes);
+            bytes.copy_from_slice(&row);
             Ok::<(), OpError>(())
         })
         .expect("a matrix of this size fits")
     };
-    let bytes = 3 * d_ff * format.row_bytes(d_model).expect("whole blocks");
+    let bytes = 3 * d_ff * row.len();
     (0..COLD_BYTES.div_ceil(bytes).max(2))
         .map(|_| {
             FfnWeights::new(matrix(), Some(matrix()), matrix(), Activation::Relu)
