@@ -98,7 +98,8 @@ impl PredictorOptions {
         self
     }
 
-    /// Sets [`floor`](Self::floor).
+    /// Sets the share of the activation mass that a layer's predictor has to list for the layer not
+    /// to run exactly.
     #[must_use]
     pub fn with_floor(mut self, floor: f64) -> Self {
         self.floor = Some(floor);
