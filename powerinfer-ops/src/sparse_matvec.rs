@@ -132,8 +132,8 @@ pub fn linear_into(w: &NeuronMatrix, x: &Tensor, out: &mut Vec<f32>) -> Result<(
     })
 }
 
-/// `out[t, i] = w[i] · x[t]`
-fn project(w: &NeuronMatrix, x: &[f32], out: &mut [f32]) {
+/// `out[t, i] = w[i] · x[t]`, `[n_tokens, n_neurons]`.
+pub(crate) fn project(w: &NeuronMatrix, x: &[f32], out: &mut [f32]) {
     let (kernels, mut scratch) = (RowKernels::best(), InputScratch::default());
     let x = Inputs::new(kernels, &[w.format()], w.d_model(), x, &mut scratch);
     rows::matvec(kernels, w, x, out);

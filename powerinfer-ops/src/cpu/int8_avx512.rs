@@ -12,12 +12,9 @@ use std::arch::x86_64::*;
 
 use super::int8::{BLOCKS, InputGroup, WeightGroup};
 use super::simd::{self, LINE, Vector};
-use super::tiles::tiles;
+use super::tiles::{int8_rows, tiles};
 use super::{GROUP, Grouping, Int8Products, Int8Table, RowValues, Rows};
 use crate::format::{NumberFormat, Q40, Q80};
-
-/// Rows of a tile; as many tokens: sixteen sums and three registers of weights.
-const TILE_ROWS: usize = 4;
 
 /// The products of every format of whole numbers.
 pub(super) const INT8: Int8Table = Int8Table { q8_0: products::<Q80>(), q4_0: products::<Q40>() };
@@ -214,28 +211,8 @@ unsafe fn load_input(x: &InputGroup) -> (__m512i, __m512i, __m512, __m512i) {
     }
 }
 
-fn dot<F: Groups>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-    fn inner<F: Groups>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
-        // SAFETY: this function has the instructions; its caller checked the lengths.
-        let [sum] = unsafe { dots::<F, 1>([row], [ahead], x) };
-        sum
-    }
-    super::check_blocks::<F>(&[row], x.len());
-    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
-    unsafe { inner::<F>(row, ahead, x) }
-}
-
-fn dot_group<F: Groups>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-    fn inner<F: Groups>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
-        // SAFETY: this function has the instructions; its caller checked the lengths.
-        unsafe { dots::<F, GROUP>(rows, ahead, x) }
-    }
-    super::check_blocks::<F>(&rows, x.len());
-    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
-    unsafe { inner::<F>(rows, ahead, x) }
-}
+// Sixteen sums, three registers of weights.
+int8_rows!(Groups, "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c", 4, 4);
 
 /// Weights offset by 128.
 fn unpack<F: Groups>(row: &[u8], groups: &mut [WeightGroup]) {
@@ -266,43 +243,6 @@ fn unpack<F: Groups>(row: &[u8], groups: &mut [WeightGroup]) {
     super::check_blocks::<F>(&[row], groups.len());
     // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
     unsafe { inner::<F>(row, groups) }
-}
-
-tiles!(
-    WeightGroup,
-    InputGroup,
-    "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c",
-    4,
-    row_tiles,
-    tile
-);
-
-/// All rows with `T` tokens.
-///
-/// # Safety
-/// The CPU has the instructions.
-#[inline(always)]
-unsafe fn row_tiles<const T: usize>(rows: &[WeightGroup], xs: [&[InputGroup]; T], out: &mut [f32]) {
-    let len = xs[0].len();
-    let n_rows = rows.len() / len;
-    let mut at = 0;
-    while at + TILE_ROWS <= n_rows {
-        let rows = std::array::from_fn(|r| &rows[(at + r) * len..][..len]);
-        // SAFETY: the caller has the instructions; all slices have `len` elements.
-        let tile = unsafe { tile::<TILE_ROWS, T>(rows, xs) };
-        for t in 0..T {
-            out[t * n_rows + at..][..TILE_ROWS].copy_from_slice(&tile[t]);
-        }
-        at += TILE_ROWS;
-    }
-    while at < n_rows {
-        // SAFETY: the caller has the instructions; all slices have `len` elements.
-        let tile = unsafe { tile::<1, T>([&rows[at * len..][..len]], xs) };
-        for t in 0..T {
-            out[t * n_rows + at] = tile[t][0];
-        }
-        at += 1;
-    }
 }
 
 /// The products of a tile, `[t][r]`.

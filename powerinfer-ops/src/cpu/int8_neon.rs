@@ -13,13 +13,10 @@ use bytemuck::Zeroable;
 
 use super::int8::{BLOCK, BLOCKS, InputGroup, WeightGroup};
 use super::simd::{LINE, Vector};
-use super::tiles::tiles;
+use super::tiles::{int8_rows, tiles};
 use super::{GROUP, Grouping, Int8Products, Int8Table, RowValues, Rows};
 use crate::format::{NumberFormat, Q40, Q80};
 
-/// Rows of a tile and twice as many tokens: sixteen sums, six registers of weights, three of a
-/// token.
-const TILE_ROWS: usize = 2;
 /// Accumulators of a product, for the blocks in turn.
 const CHAINS: usize = 2;
 const _: () = assert!(BLOCKS.is_multiple_of(CHAINS));
@@ -149,28 +146,7 @@ unsafe fn dots<F: Blocks, const R: usize>(
     }
 }
 
-fn dot<F: Blocks>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
-    #[target_feature(enable = "neon")]
-    fn inner<F: Blocks>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
-        // SAFETY: this function has the instructions; its caller checked the lengths.
-        let [sum] = unsafe { dots::<F, 1>([row], [ahead], x) };
-        sum
-    }
-    super::check_blocks::<F>(&[row], x.len());
-    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
-    unsafe { inner::<F>(row, ahead, x) }
-}
-
-fn dot_group<F: Blocks>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
-    #[target_feature(enable = "neon")]
-    fn inner<F: Blocks>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
-        // SAFETY: this function has the instructions; its caller checked the lengths.
-        unsafe { dots::<F, GROUP>(rows, ahead, x) }
-    }
-    super::check_blocks::<F>(&rows, x.len());
-    // SAFETY: the table is handed out only where the instructions exist; the check bounds the reads.
-    unsafe { inner::<F>(rows, ahead, x) }
-}
+int8_rows!(Blocks, "neon", 2, 4);
 
 /// Signed weights; blocks that the row has not are zeros.
 fn unpack<F: Blocks>(row: &[u8], groups: &mut [WeightGroup]) {
@@ -194,36 +170,6 @@ fn unpack<F: Blocks>(row: &[u8], groups: &mut [WeightGroup]) {
     super::check_blocks::<F>(&[row], groups.len());
     // SAFETY: the table is handed out only where the instructions exist.
     unsafe { inner::<F>(row, groups) }
-}
-
-tiles!(WeightGroup, InputGroup, "neon", 4, row_tiles, tile);
-
-/// All rows with `T` tokens.
-///
-/// # Safety
-/// The CPU has the instructions.
-#[inline(always)]
-unsafe fn row_tiles<const T: usize>(rows: &[WeightGroup], xs: [&[InputGroup]; T], out: &mut [f32]) {
-    let len = xs[0].len();
-    let n_rows = rows.len() / len;
-    let mut at = 0;
-    while at + TILE_ROWS <= n_rows {
-        let rows = std::array::from_fn(|r| &rows[(at + r) * len..][..len]);
-        // SAFETY: the caller has the instructions; all slices have `len` elements.
-        let tile = unsafe { tile::<TILE_ROWS, T>(rows, xs) };
-        for t in 0..T {
-            out[t * n_rows + at..][..TILE_ROWS].copy_from_slice(&tile[t]);
-        }
-        at += TILE_ROWS;
-    }
-    while at < n_rows {
-        // SAFETY: the caller has the instructions; all slices have `len` elements.
-        let tile = unsafe { tile::<1, T>([&rows[at * len..][..len]], xs) };
-        for t in 0..T {
-            out[t * n_rows + at] = tile[t][0];
-        }
-        at += 1;
-    }
 }
 
 /// The products of a tile, `[t][r]`.

@@ -68,3 +68,71 @@ macro_rules! tiles {
     };
 }
 pub(super) use tiles;
+
+/// Stamps out `dot`, `dot_group` and the block of products of one instruction set for rows of whole
+/// numbers: safe functions over `dots` and `tile`, unsafe ones that require the instructions and
+/// lengths that agree. `$bound` is how blocks become registers; tiles have `$rows` rows and
+/// `$tokens` tokens.
+macro_rules! int8_rows {
+    ($bound:ident, $features:literal, $rows:literal, $tokens:literal) => {
+        fn dot<F: $bound>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
+            #[target_feature(enable = $features)]
+            fn inner<F: $bound>(row: &[u8], ahead: &[u8], x: &[InputGroup]) -> f32 {
+                // SAFETY: this function has the instructions; its caller checked the lengths.
+                let [sum] = unsafe { dots::<F, 1>([row], [ahead], x) };
+                sum
+            }
+            super::check_blocks::<F>(&[row], x.len());
+            // SAFETY: the table is handed out only where the instructions exist; the check bounds
+            // the reads.
+            unsafe { inner::<F>(row, ahead, x) }
+        }
+
+        fn dot_group<F: $bound>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
+            #[target_feature(enable = $features)]
+            fn inner<F: $bound>(rows: Rows<'_>, ahead: Rows<'_>, x: &[InputGroup]) -> RowValues {
+                // SAFETY: this function has the instructions; its caller checked the lengths.
+                unsafe { dots::<F, GROUP>(rows, ahead, x) }
+            }
+            super::check_blocks::<F>(&rows, x.len());
+            // SAFETY: the table is handed out only where the instructions exist; the check bounds
+            // the reads.
+            unsafe { inner::<F>(rows, ahead, x) }
+        }
+
+        tiles!(WeightGroup, InputGroup, $features, $tokens, row_tiles, tile);
+
+        /// All rows with `T` tokens.
+        ///
+        /// # Safety
+        /// The CPU has the instructions.
+        #[inline(always)]
+        unsafe fn row_tiles<const T: usize>(
+            rows: &[WeightGroup],
+            xs: [&[InputGroup]; T],
+            out: &mut [f32],
+        ) {
+            let len = xs[0].len();
+            let n_rows = rows.len() / len;
+            let mut at = 0;
+            while at + $rows <= n_rows {
+                let rows = std::array::from_fn(|r| &rows[(at + r) * len..][..len]);
+                // SAFETY: the caller has the instructions; all slices have `len` elements.
+                let tile = unsafe { tile::<$rows, T>(rows, xs) };
+                for t in 0..T {
+                    out[t * n_rows + at..][..$rows].copy_from_slice(&tile[t]);
+                }
+                at += $rows;
+            }
+            while at < n_rows {
+                // SAFETY: the caller has the instructions; all slices have `len` elements.
+                let tile = unsafe { tile::<1, T>([&rows[at * len..][..len]], xs) };
+                for t in 0..T {
+                    out[t * n_rows + at] = tile[t][0];
+                }
+                at += 1;
+            }
+        }
+    };
+}
+pub(super) use int8_rows;

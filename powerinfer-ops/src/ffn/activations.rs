@@ -3,10 +3,9 @@
 use candle_core::Tensor;
 
 use super::FfnWeights;
-use crate::cpu::product::{InputScratch, Inputs};
-use crate::cpu::{RowKernels, rows};
 use crate::error::OpError;
 use crate::matrix::NeuronMatrix;
+use crate::sparse_matvec::project;
 use crate::tensor::with_rows;
 
 /// The activations of every neuron, as down would be multiplied with them: `act(gate) · up`.
@@ -48,9 +47,7 @@ pub fn ffn_activations(weights: &FfnWeights, x: &Tensor, h: &mut Vec<f32>) -> Re
 }
 
 fn products(matrix: &NeuronMatrix, x: &[f32], out: &mut Vec<f32>) {
-    let (kernels, mut scratch) = (RowKernels::best(), InputScratch::default());
-    let x = Inputs::new(kernels, &[matrix.format()], matrix.d_model(), x, &mut scratch);
     out.clear();
-    out.resize(x.n_tokens() * matrix.n_neurons(), 0.0);
-    rows::matvec(kernels, matrix, x, out);
+    out.resize(x.len() / matrix.d_model().max(1) * matrix.n_neurons(), 0.0);
+    project(matrix, x, out);
 }
