@@ -126,7 +126,7 @@ mod weights;
 pub use cancel::CancelToken;
 pub use config::{
     BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig,
-    read_predictor_threshold,
+    read_predictor_thresholds,
 };
 pub use error::{Error, Result};
 pub use generation::{
@@ -141,5 +141,5 @@ pub use stats::{PredictionCounts, StepStats};
 pub use weights::{
     FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
     Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,
-    write_safetensors,
+    write_pytorch, write_safetensors, write_safetensors_with,
 };

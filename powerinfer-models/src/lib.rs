@@ -64,6 +64,7 @@ mod opt;
 mod predictor;
 mod registry;
 pub mod synthetic;
+mod train;
 
 pub use calibrate::calibrate;
 pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
@@ -74,3 +75,4 @@ pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;
+pub use train::{TrainMethod, TrainOptions, TrainStage, TrainedPredictor, train_predictor};

@@ -209,7 +209,9 @@ pub(crate) fn build(
         .with_cancel(options.cancel.clone());
     if let Some(predictor) = &predictor {
         predictor.check()?;
-        loader = loader.with_predictors(Predictors::open(predictor, config.n_layers)?);
+        let predictors = Predictors::open(predictor, config.n_layers)?;
+        predictors.check_model(config)?;
+        loader = loader.with_predictors(predictors);
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();

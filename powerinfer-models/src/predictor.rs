@@ -4,14 +4,16 @@ mod folder;
 mod random;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, Layout, PredictionCounts, Sparsity, Step, WantedLogits,
-    WeightStore,
+    CausalLm, Error as CoreError, Layout, ModelConfig, PredictionCounts, Sparsity, Step,
+    WantedLogits, WeightStore,
 };
 use powerinfer_ops::{FfnWeights, LowBitFormat, NeuronMatrix, WeightFormat};
-use powerinfer_predictor::{ActivationPredictor, MlpPredictor, QuantizedGate};
+use powerinfer_predictor::{
+    ActivationPredictor, MlpPredictor, PredictorFile, QuantizedGate, gate_digest,
+};
 
 use crate::error::{Error, Result};
 use crate::layers::Decoder;
@@ -58,9 +60,11 @@ pub struct PredictorOptions {
 pub enum PredictorSource {
     /// Made from the gates: copies of so many bits, or as many as pay.
     Quantized(Option<LowBitFormat>),
+    /// A file that [`train_predictor`](crate::train_predictor) made.
+    File(PathBuf),
     /// The original's: a folder of `model_0.pt`, `model_1.pt`, …, one a layer, each with `fc1.weight`
     /// and `fc2.weight`, and a `config.json` whose `sparse_threshold` is the least score of a
-    /// neuron that runs (0 without it).
+    /// neuron that runs (0 without it), or whose `sparse_thresholds` is one a layer.
     Folder(PathBuf),
     /// The original's, from tensors `blk.N.fc1.weight` and `blk.N.fc2.weight` among the model's own, as
     /// its GGUF files have them.
@@ -123,7 +127,9 @@ impl PredictorOptions {
     fn floor(&self) -> f64 {
         self.floor.unwrap_or(match self.source {
             PredictorSource::Quantized(_) => 0.9,
-            PredictorSource::Folder(_) | PredictorSource::InModel { .. } => 0.5,
+            PredictorSource::File(_)
+            | PredictorSource::Folder(_)
+            | PredictorSource::InModel { .. } => 0.5,
             PredictorSource::Random { .. } => 0.0,
         })
     }
@@ -134,6 +140,9 @@ impl PredictorOptions {
 pub(crate) struct Predictors<'a> {
     options: &'a PredictorOptions,
     folder: Option<PredictorFolder>,
+    file: Option<PredictorFile>,
+    /// Layers whose gate is another than the file's.
+    other_gates: Mutex<Vec<usize>>,
 }
 
 impl<'a> Predictors<'a> {
@@ -142,8 +151,11 @@ impl<'a> Predictors<'a> {
         options: &'a PredictorOptions,
         n_layers: usize,
     ) -> powerinfer_core::Result<Self> {
-        let mut folder = None;
+        let (mut folder, mut file) = (None, None);
         match &options.source {
+            PredictorSource::File(path) => {
+                file = Some(PredictorFile::open(path).map_err(core_error)?);
+            }
             PredictorSource::Folder(dir) => folder = Some(PredictorFolder::open(dir, n_layers)?),
             PredictorSource::InModel { thresholds }
                 if ![1, n_layers].contains(&thresholds.len()) =>
@@ -152,7 +164,25 @@ impl<'a> Predictors<'a> {
             }
             _ => {}
         }
-        Ok(Self { options, folder })
+        Ok(Self { options, folder, file, other_gates: Mutex::default() })
+    }
+
+    /// Fails if the predictors are in a file that names another model.
+    pub(crate) fn check_model(&self, config: &ModelConfig) -> powerinfer_core::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        file.check_model(config.n_layers, &config.model_type, config.activation.name())
+    }
+
+    /// What is worth knowing of what was read.
+    pub(crate) fn notes(self) -> Vec<String> {
+        let layers = self.other_gates.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if layers.is_empty() {
+            return Vec::new();
+        }
+        vec![format!(
+            "the predictor was made for other weights in layers {layers:?}, or for the same in \
+             another type"
+        )]
     }
 
     /// The predictor of a layer with these weights, out of the model's store if it lies there.
@@ -163,6 +193,14 @@ impl<'a> Predictors<'a> {
         store: &mut WeightStore,
     ) -> powerinfer_core::Result<Arc<dyn ActivationPredictor>> {
         let PredictorOptions { source, shift, dtype, .. } = self.options;
+        if let Some(file) = &self.file {
+            let read = file.layer(layer, *dtype).map_err(core_error)?;
+            check_shape(file, &read, weights)?;
+            if file.model().digests.get(layer).is_some_and(|said| *said != gate_digest(weights)) {
+                self.other_gates.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
+            }
+            return Ok(Arc::new(read.with_threshold_shift(-shift)));
+        }
         if let Some(folder) = &self.folder {
             let read = folder.of_layer(layer, weights, *dtype)?;
             return Ok(Arc::new(read.with_threshold_shift(-shift)));
@@ -187,6 +225,26 @@ impl<'a> Predictors<'a> {
         let margin = made.margin() + shift;
         Ok(Arc::new(made.with_margin(margin)))
     }
+}
+
+/// Fails if a predictor in a file is that of a layer of another width.
+fn check_shape(
+    file: &PredictorFile,
+    read: &MlpPredictor,
+    weights: &FfnWeights,
+) -> powerinfer_core::Result<()> {
+    let (expected, found) =
+        ([weights.d_model(), weights.n_neurons()], [read.d_model(), read.n_neurons()]);
+    if expected == found {
+        return Ok(());
+    }
+    let text = |[d_model, d_ff]: [usize; 2]| format!("d_model {d_model} and d_ff {d_ff}");
+    Err(CoreError::PredictorField {
+        path: file.path().to_owned(),
+        field: "shape",
+        expected: text(expected),
+        found: text(found),
+    })
 }
 
 /// The two layers of a trained predictor, whose rank is the file's to say.
@@ -238,7 +296,7 @@ pub(crate) fn try_out(model: &mut Decoder, options: &PredictorOptions) -> Result
         }
     }
     let trained =
-        matches!(options.source, PredictorSource::Folder(_) | PredictorSource::InModel { .. });
+        !matches!(options.source, PredictorSource::Quantized(_) | PredictorSource::Random { .. });
     if trained && missing.len() == info.n_layers {
         return Err(Error::PredictorOfAnotherModel { floor });
     }
@@ -266,6 +324,14 @@ pub(crate) fn try_out(model: &mut Decoder, options: &PredictorOptions) -> Result
 
 fn reaches(counts: &PredictionCounts, floor: f64) -> bool {
     counts.recall_mass() >= floor
+}
+
+/// An error of reading a file is core's own.
+fn core_error(error: powerinfer_predictor::Error) -> CoreError {
+    match error {
+        powerinfer_predictor::Error::Core(error) => *error,
+        other => model_error(other),
+    }
 }
 
 pub(crate) fn model_error(error: powerinfer_predictor::Error) -> CoreError {

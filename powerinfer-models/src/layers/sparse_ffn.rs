@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use powerinfer_core::{Error, FfnSeen, PredictionCounts, Result, Sparsity, Step};
-use powerinfer_ops::{FfnCounts, NeuronIds, add_bias, ffn_activations, residual_add};
+use powerinfer_ops::{FfnCounts, FfnWeights, NeuronIds, add_bias, ffn_activations, residual_add};
 use powerinfer_predictor::{ActivationPredictor, FfnInputs};
 
 use crate::layers::FfnShard;
@@ -146,9 +146,18 @@ impl SparseFfn {
             [inputs.residual, inputs.normed],
             &activations,
             self.down_norms.get_or_init(|| self.row_norms()),
-        );
+        )
+        .with_weights(self.whole());
         // an observer that panicked left nothing behind that matters to the pass
         observer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(&seen)
+    }
+
+    /// The weights of all neurons, if they lie together.
+    fn whole(&self) -> Option<&FfnWeights> {
+        match self.shards.as_slice() {
+            [whole] => Some(whole.weights()),
+            _ => None,
+        }
     }
 
     /// Activations of all neurons of the layer, `[n_tokens, d_ff]`.
