@@ -12,7 +12,7 @@
 //! | [`sparse_matvec`] | `mask ⊙ (x · Wᵀ)`: gate and up | the picked rows |
 //! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
 //! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
-//! | [`linear`], [`linear_into`] | `x · Wᵀ + b` | all rows |
+//! | [`linear`], [`linears`], [`linear_into`] | `x · Wᵀ + b` | all rows |
 //! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
 //! | [`embed`] | rows by token id | one row a token |
 //! | [`residual_add`], [`add_bias`] | sums of activations | – |
@@ -74,6 +74,7 @@ mod error;
 mod ffn;
 mod format;
 mod gate_estimate;
+mod linears;
 mod low_bit_matrix;
 mod mask;
 mod matrix;
@@ -94,6 +95,7 @@ pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
+pub use linears::linears;
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};
 pub use matrix::{NeuronMatrix, SharedBytes};
