@@ -71,6 +71,7 @@ mod bytes;
 mod cpu;
 mod embedding;
 mod error;
+mod fast_device;
 mod ffn;
 mod format;
 mod gate_estimate;
@@ -90,6 +91,10 @@ pub use bandwidth::{ReadBandwidth, read_bandwidth};
 pub use cpu::RowKernels;
 pub use embedding::embed;
 pub use error::OpError;
+pub use fast_device::{
+    DeviceMemory, FastDevice, HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor,
+    open_cuda,
+};
 pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations};
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
