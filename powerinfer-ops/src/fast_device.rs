@@ -38,6 +38,11 @@ pub trait FastDevice: fmt::Debug + Send + Sync {
     /// and its buffers, too.
     fn memory(&self) -> DeviceMemory;
 
+    /// Bytes that the device takes beside rows, once for all layers of at most `n_neurons` neurons
+    /// and `d_model` values with a predictor whose last layer has `rank` columns (0 without): what a
+    /// planner leaves of the budget.
+    fn workspace_bytes(&self, n_neurons: usize, d_model: usize, rank: usize) -> u64;
+
     /// Copies hot rows to the device, where they stay until the value that is returned is dropped.
     ///
     /// Scratch memory that running them takes is reserved here, so that nothing is allocated on the
