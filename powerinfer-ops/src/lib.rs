@@ -44,6 +44,12 @@
 //!
 //! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].
 //!
+//! # Fast devices
+//!
+//! A [`FastDevice`] holds the hot rows of a feed-forward network within a budget and computes them
+//! while the CPU computes the others: [`HeldFfn::start`] queues the work, [`PendingFfn::wait`] adds
+//! its partial output. [`StandIn`] is one made of threads.
+//!
 //! # Examples
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -71,6 +77,7 @@ mod bytes;
 mod cpu;
 mod embedding;
 mod error;
+mod fast_device;
 mod ffn;
 mod format;
 mod gate_estimate;
@@ -82,6 +89,7 @@ mod par_fill;
 mod residual;
 mod sparse_axpy;
 mod sparse_matvec;
+mod stand_in;
 mod tensor;
 mod threads;
 mod workspace;
@@ -91,6 +99,10 @@ pub use bandwidth::{ReadBandwidth, read_bandwidth};
 pub use cpu::RowKernels;
 pub use embedding::embed;
 pub use error::OpError;
+pub use fast_device::{
+    DeviceMemory, FastDevice, HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor,
+    open_cuda,
+};
 pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations};
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
@@ -103,6 +115,7 @@ pub use par_fill::par_fill;
 pub use residual::{add_bias, residual_add};
 pub use sparse_axpy::{SparseAxpy, sparse_axpy};
 pub use sparse_matvec::{SparseMatvec, linear, linear_into, sparse_matvec};
+pub use stand_in::{ModelledSpeed, StandIn, StandInFailure, StandInOptions};
 pub use tensor::with_f32;
 pub use threads::ThreadPool;
 pub use workspace::Workspace;

@@ -37,6 +37,12 @@ pub(crate) struct StepScratch {
 }
 
 impl StepScratch {
+    /// Bytes for so many neurons.
+    pub(crate) fn bytes_at_most(n_neurons: usize, d_model: usize) -> usize {
+        let n_chunks = n_neurons.div_ceil(CHUNK_ROWS);
+        n_chunks * (size_of::<Chunk>() + d_model * size_of::<f32>())
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         self.chunks.capacity() * size_of::<Chunk>() + self.sums.capacity() * size_of::<f32>()
     }
