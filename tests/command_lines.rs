@@ -254,10 +254,16 @@ fn bench_compares_modes_and_measures_the_machine() {
     assert!(number(4, "picked_density") < 0.4 && number(4, "predictor_seconds") > 0.0);
     assert!(number(4, "weight_bytes_per_token") < number(2, "weight_bytes_per_token"));
 
-    let line = "bench --synthetic tiny --density 0.2 --compare predicted:trained --predictor-rank 32 \
-                --repetitions 1 -p 4 -n 4 --threads 1";
+    let line = "bench --synthetic tiny --density 0.2 --compare predicted:trained,predicted:quantized \
+                --predictor-rank 32 --predictor-dtype q4_0 --repetitions 1 -p 4 -n 4 --threads 1";
     let found = json(&line.split_whitespace().collect::<Vec<_>>());
     assert!(found["predictor"].as_str().unwrap().contains("rank 32"));
+    for (run, name, predictor) in
+        [(0, "predicted:trained", "rank 32"), (1, "predicted:quantized", "quantized gate")]
+    {
+        assert_eq!(found["runs"][run]["name"], name);
+        assert!(found["runs"][run]["predictor"].as_str().unwrap().contains(predictor));
+    }
     assert!(found["runs"][0]["predictor_seconds"].as_f64().unwrap() > 0.0);
 }
 

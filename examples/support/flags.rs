@@ -229,7 +229,7 @@ fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     threads.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
 }
 
-fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
+pub(crate) fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
     match text.strip_prefix("quantized") {
         Some("") => Ok(PredictorSource::Quantized(None)),
         Some(rest) if rest.starts_with(':') => {

@@ -1,11 +1,10 @@
 //! A plot of a profile: which share of the activations the hottest neurons make, a line a layer.
-//!
-//! It is written as SVG by hand: two axes, a legend and lines are less than a plotting library asks
-//! for.
 
 use std::fmt::Write;
 
 use powerinfer::core::ActivationProfile;
+
+use super::svg::{line, text};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 520.0;
@@ -112,18 +111,4 @@ fn legend(svg: &mut String, profile: &ActivationProfile) {
 fn colour(layer: usize, n_layers: usize) -> String {
     let share = layer as f64 / (n_layers.max(2) - 1) as f64;
     format!("hsl({:.0} 75% 42%)", 225.0 * (1.0 - share))
-}
-
-fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
-    let _ = writeln!(
-        svg,
-        r##"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="#ddd"/>"##
-    );
-}
-
-fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, size: u32, text: &str) {
-    let _ = writeln!(
-        svg,
-        r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" font-size="{size}">{text}</text>"#
-    );
 }
