@@ -75,9 +75,6 @@ struct Flags {
     /// Rank of a synthetic model's trained kind of predictor [default: 384]
     #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
     predictor_rank: Option<usize>,
-    /// What a synthetic model's trained kind of predictor is held as [default: q8_0]
-    #[arg(long, value_name = "DTYPE", requires = "synthetic")]
-    predictor_dtype: Option<WeightFormat>,
     /// Write the synthetic model to a folder and stop
     #[arg(long, value_name = "DIR", requires = "synthetic")]
     write: Option<PathBuf>,
@@ -202,7 +199,7 @@ impl Flags {
             Some(density) => {
                 let rank = self.predictor_rank.unwrap_or(SYNTHETIC_RANK);
                 let random = PredictorOptions::new(PredictorSource::Random { rank, density });
-                random.with_dtype(Some(self.predictor_dtype.unwrap_or(WeightFormat::Q8_0)))
+                random.with_dtype(Some(self.common.predictor_dtype.unwrap_or(WeightFormat::Q8_0)))
             }
         };
         let mut all = vec![Some(trained)];

@@ -114,7 +114,9 @@ fn tune(flags: Flags) -> Outcome<()> {
     }
     for source in &predictors {
         for &shift in &flags.shifts {
-            let options = PredictorOptions::new(source.clone()).with_shift(shift);
+            let options = PredictorOptions::new(source.clone())
+                .with_shift(shift)
+                .with_dtype(flags.common.predictor_dtype);
             let engine = flags.engine(Sparsity::Predicted, Some(options))?;
             for line in &engine.info().notes {
                 note(&format!("note: {}, shift {shift}: {line}", name(source)));

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
-use powerinfer::ops::{Activation, ThreadPool};
+use powerinfer::ops::{Activation, ThreadPool, WeightFormat};
 use powerinfer::{
     Dtype, Engine, EngineBuilder, KvDtype, PredictorOptions, PredictorSource, Sparsity,
 };
@@ -57,6 +57,9 @@ pub(crate) struct CommonFlags {
     /// Above 0 the predictor lists more neurons and misses fewer, below 0 the other way round
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
     pub(crate) predictor_shift: f32,
+    /// What the weights of a trained predictor are held as [default: as they are stored]
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) predictor_dtype: Option<WeightFormat>,
     /// Print one JSON object on stdout and nothing else
     #[arg(long)]
     pub(crate) json: bool,
@@ -199,7 +202,11 @@ impl CommonFlags {
         // a model that holds one and is asked for nothing else runs that
         let wanted = self.predictor.is_some() || self.predictor_shift != 0.0;
         let source = self.predictor.clone().unwrap_or_default();
-        wanted.then(|| PredictorOptions::new(source).with_shift(self.predictor_shift))
+        wanted.then(|| {
+            PredictorOptions::new(source)
+                .with_shift(self.predictor_shift)
+                .with_dtype(self.predictor_dtype)
+        })
     }
 
     /// An error for each flag that is there for later versions.
