@@ -20,8 +20,6 @@ const COMPACT_THREADS: u32 = 1024;
 const QUANTIZE_THREADS: u32 = 256;
 /// Tokens that share a row that was read, where there are several.
 const TOKEN_TILE: usize = 4;
-/// Parts that the neurons are cut into where their rows are added up.
-const PARTS: usize = 64;
 
 /// Rows of weights on the device.
 #[derive(Debug, Clone, Copy)]
@@ -178,10 +176,13 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Parts that neurons are cut into at most.
+    pub const MOST: usize = 64;
+
     /// The parts of some neurons: a cut that depends on nothing else.
     #[must_use]
     pub fn of(n_neurons: usize) -> Self {
-        let len = n_neurons.div_ceil(PARTS).max(1);
+        let len = n_neurons.div_ceil(Self::MOST).max(1);
         Self { len, n: n_neurons.div_ceil(len) }
     }
 
