@@ -12,6 +12,7 @@
 //! | [`sparse_matvec`] | `mask ⊙ (x · Wᵀ)`: gate and up | the picked rows |
 //! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
 //! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
+//! | [`hybrid_ffn`] | the same, its hot rows on a fast device meanwhile | the same |
 //! | [`linear`], [`linear_into`] | `x · Wᵀ + b` | all rows |
 //! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
 //! | [`embed`] | rows by token id | one row a token |
@@ -44,6 +45,12 @@
 //!
 //! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].
 //!
+//! # Fast devices
+//!
+//! A [`FastDevice`] holds the hot rows of a feed-forward network within a budget and computes them
+//! while the CPU computes the others: [`HeldFfn::start`] queues the work, [`PendingFfn::wait`] adds
+//! its partial output. [`StandIn`] is one made of threads.
+//!
 //! # Examples
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -71,9 +78,11 @@ mod bytes;
 mod cpu;
 mod embedding;
 mod error;
+mod fast_device;
 mod ffn;
 mod format;
 mod gate_estimate;
+mod hybrid_ffn;
 mod low_bit_matrix;
 mod mask;
 mod matrix;
@@ -81,6 +90,7 @@ mod par_fill;
 mod residual;
 mod sparse_axpy;
 mod sparse_matvec;
+mod stand_in;
 mod tensor;
 mod threads;
 mod workspace;
@@ -90,10 +100,15 @@ pub use bandwidth::{ReadBandwidth, read_bandwidth};
 pub use cpu::RowKernels;
 pub use embedding::embed;
 pub use error::OpError;
+pub use fast_device::{
+    DeviceMemory, FastDevice, HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor,
+    open_cuda,
+};
 pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations};
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
+pub use hybrid_ffn::{HybridRun, hybrid_ffn};
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};
 pub use matrix::{NeuronMatrix, SharedBytes};
@@ -101,6 +116,7 @@ pub use par_fill::par_fill;
 pub use residual::{add_bias, residual_add};
 pub use sparse_axpy::{SparseAxpy, sparse_axpy};
 pub use sparse_matvec::{SparseMatvec, linear, linear_into, sparse_matvec};
+pub use stand_in::{ModelledSpeed, StandIn, StandInFailure, StandInOptions};
 pub use tensor::with_f32;
 pub use threads::ThreadPool;
 pub use workspace::Workspace;

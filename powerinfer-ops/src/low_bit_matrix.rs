@@ -22,6 +22,7 @@ use crate::cpu::int8::{self, InputGroup};
 use crate::cpu::low_bit::{GROUP_ROWS, LowBitKernels};
 use crate::error::OpError;
 use crate::format::low_bit::{BLOCK, LowBitFormat};
+use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
 
 /// Columns of a quad.
@@ -81,6 +82,37 @@ impl LowBitMatrix {
             );
         }
         Ok(Self { bytes: Arc::new(bytes), format, n_rows, n_columns, errors: errors.into() })
+    }
+
+    /// Copies some rows into a matrix of their own, number by number: the estimates of a row stay
+    /// the same bits.
+    ///
+    /// # Errors
+    /// [`OpError::IdOutOfRange`] if an id is beyond the rows, [`OpError::Allocation`].
+    pub fn pick_rows(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        if let Some(id) = ids.last().filter(|&id| id as usize >= self.n_rows) {
+            let op = "LowBitMatrix::pick_rows";
+            return Err(OpError::IdOutOfRange { op, id, n_rows: self.n_rows });
+        }
+        let (format, n_blocks) = (self.format, self.n_columns.div_ceil(BLOCK));
+        let stride = Self::group_bytes(format, n_blocks);
+        let mut bytes = AlignedBytes::zeroed(ids.len().div_ceil(GROUP_ROWS) * stride)?;
+        let from = self.bytes.as_slice();
+        for (row, &id) in ids.as_slice().iter().enumerate() {
+            let (to_group, from_group) = (row / GROUP_ROWS, id as usize / GROUP_ROWS);
+            let to = &mut bytes.as_mut_slice()[to_group * stride..][..stride];
+            let from = &from[from_group * stride..][..stride];
+            copy_row(format, n_blocks, (from, id as usize % GROUP_ROWS), (to, row % GROUP_ROWS));
+        }
+        let errors = ids.as_slice().iter().map(|&id| self.errors[id as usize]).collect();
+        let (bytes, n_rows) = (Arc::new(bytes), ids.len());
+        Ok(Self { bytes, format, n_rows, n_columns: self.n_columns, errors })
+    }
+
+    /// Bytes in memory, padding and the rows' errors included.
+    #[must_use]
+    pub fn resident_bytes(&self) -> usize {
+        self.bytes.as_slice().len() + self.errors.len() * size_of::<f32>()
     }
 
     /// Rows.
@@ -244,6 +276,30 @@ fn encode_row(format: LowBitFormat, bytes: &mut [u8], r: usize, values: &[f32]) 
     square.sqrt()
 }
 
+/// Copies a row of a group to a row of an empty one.
+fn copy_row(
+    format: LowBitFormat,
+    n_blocks: usize,
+    (from, from_row): (&[u8], usize),
+    (to, to_row): (&mut [u8], usize),
+) {
+    let (number_bytes, scale_bytes) = (number_bytes(format), scale_bytes());
+    for at in 0..n_blocks {
+        let numbers = at * number_bytes..(at + 1) * number_bytes;
+        for column in 0..BLOCK {
+            let mut left = number_at(format, &from[numbers.clone()], from_row, column);
+            for (byte, shift, bits) in places(format, to_row, column) {
+                to[numbers.start + byte] |= (left & ((1u8 << bits) - 1)) << shift;
+                left >>= bits;
+            }
+        }
+        let scales = n_blocks * number_bytes + at * scale_bytes;
+        let place =
+            |row: usize| scales + row * size_of::<f16>()..scales + (row + 1) * size_of::<f16>();
+        to[place(to_row)].copy_from_slice(&from[place(from_row)]);
+    }
+}
+
 /// A token rounded to 8 bits, in the order that groups are laid out for.
 #[derive(Debug, Default)]
 pub(crate) struct LowBitInput {
@@ -290,6 +346,14 @@ impl LowBitInput {
     }
 
     /// Bytes held at present.
+    /// Bytes for a token.
+    pub(crate) fn bytes_at_most(n_values: usize) -> usize {
+        let n_blocks = n_values.div_ceil(BLOCK);
+        // numbers, padded values, scales and sums
+        let of_block = BLOCK + (BLOCK + 2) * size_of::<f32>();
+        n_blocks * of_block + int8::n_groups(n_values) * size_of::<InputGroup>()
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         let floats = self.scales.capacity() + self.sums.capacity() + self.padded.capacity();
         self.quads.capacity() * QUAD
