@@ -11,7 +11,7 @@
 use super::queue::{Address, Queue};
 use super::steps::{
     Addends, DeviceEstimate, DeviceInput, DeviceRows, Entries, Finish, List, Numbers, Parts, Rows,
-    Then, axpy, compact, gate_estimate, matvec, n_blocks, quantize,
+    Then, Values, axpy, compact, gate_estimate, matvec, n_blocks, quantize,
 };
 use crate::Activation;
 
@@ -170,8 +170,7 @@ pub fn ffn<Q: Queue>(
     let picked = run.pick(wanted, &x)?;
     let then = Then::Activation(weights.activation);
     let finish = Finish { bias: weights.gate_bias, then, factor: picked.mask };
-    let out = (scratch.h, run.stride());
-    matvec(queue, &weights.gate, picked.rows, &x, finish, out)?;
+    matvec(queue, &weights.gate, picked.rows, &x, finish, run.values(scratch.h))?;
     compact(queue, &run.entries(scratch.h, picked.rows), &scratch.fired)?;
     match wanted {
         Wanted::All => run.finish_all(&x),
@@ -205,6 +204,10 @@ impl<Q: Queue> Run<'_, Q> {
         self.weights.gate.n_rows
     }
 
+    fn values(&self, address: Address) -> Values {
+        Values { address, stride: self.stride(), by_row: false }
+    }
+
     fn entries(&self, values: Address, rows: Rows) -> Entries {
         let (stride, n_tokens) = (self.stride(), self.n_tokens);
         Entries { values, stride, n_tokens, rows, n_neurons: stride }
@@ -226,7 +229,7 @@ impl<Q: Queue> Run<'_, Q> {
                     quantize(self.queue, hidden)?;
                 }
                 let finish = Finish { then: Then::Reaches(threshold), ..Finish::NOTHING };
-                matvec(self.queue, rows, Rows::All, hidden, finish, (h, self.stride()))?;
+                matvec(self.queue, rows, Rows::All, hidden, finish, self.values(h))?;
                 compact(self.queue, &self.entries(h, Rows::All), &picked)?;
             }
         }
@@ -261,12 +264,12 @@ impl<Q: Queue> Run<'_, Q> {
         let Some(up) = &self.weights.up else { return Ok(()) };
         let then = self.weights.up_activation.map_or(Then::Nothing, Then::Activation);
         let finish = Finish { bias: self.weights.up_bias, then, factor: h };
-        matvec(self.queue, up, rows, x, finish, (h, self.stride()))
+        matvec(self.queue, up, rows, x, finish, self.values(h))
     }
 
     fn down(&self, rows: Rows, starts: Address, scales: Address) -> Result<(), Q::Error> {
         let addends =
-            Addends { rows, starts, scales, stride: self.stride(), n_tokens: self.n_tokens };
+            Addends { rows, starts, scales: self.values(scales), n_tokens: self.n_tokens };
         let FfnScratch { sums, y, .. } = *self.scratch;
         axpy(self.queue, &self.weights.down, &addends, sums, [Address::NULL, y])
     }

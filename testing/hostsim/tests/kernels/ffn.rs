@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use hostsim::ffn_steps::{DeviceFfn, FfnScratch, ScratchShape, Wanted, ffn};
+use hostsim::picks::union_of;
 use hostsim::queue::Address;
 use hostsim::row_layout::{LowBitLayout, RowLayout};
 use hostsim::steps::DeviceEstimate;
@@ -93,16 +94,8 @@ impl Network {
             |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
         memory.write(scratch.x, &bytes(x));
         if let Some(picks) = picks {
-            let mut union: Vec<u32> =
-                picks.iter().flat_map(|ids| ids.as_slice().to_vec()).collect();
-            union.sort_unstable();
-            union.dedup();
-            let mut mask = vec![0.0; n_tokens * n];
-            for (t, ids) in picks.iter().enumerate() {
-                for id in ids.as_slice() {
-                    mask[t * n + union.binary_search(id).unwrap()] = 1.0;
-                }
-            }
+            let (mut union, mut mask) = (Vec::new(), vec![0.0; n_tokens * n]);
+            union_of(picks.iter().map(NeuronIds::as_slice), &mut union, &mut mask, n);
             let count = u32::try_from(union.len()).unwrap().to_le_bytes();
             memory.write(scratch.picked.counts, &count);
             let ids: Vec<u8> = union.iter().flat_map(|id| id.to_le_bytes()).collect();
