@@ -25,6 +25,9 @@ mod row_layout;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim, where it is public")]
 mod steps;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use device::CudaFast;
 pub(crate) use matrix::DeviceCopy;
 pub(crate) use operator::{CudaRows, linear, sparse_axpy, sparse_matvec};

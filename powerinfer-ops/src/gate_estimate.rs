@@ -78,18 +78,6 @@ impl GateEstimate {
         &self.rows
     }
 
-    /// What the product of each neuron must exceed, `[n_neurons]`.
-    #[must_use]
-    pub fn cuts(&self) -> &[f32] {
-        &self.cuts[..self.rows.n_rows()]
-    }
-
-    /// The standard deviation of each product's error for an input of norm 1, `[n_neurons]`.
-    #[must_use]
-    pub fn deviations(&self) -> &[f32] {
-        &self.deviations[..self.rows.n_rows()]
-    }
-
     /// The estimate of some of the neurons, copied: it picks exactly those of them that this one
     /// picks.
     ///
@@ -112,6 +100,18 @@ impl GateEstimate {
     pub fn resident_bytes(&self) -> usize {
         let values = (self.cuts.len() + self.deviations.len()) * size_of::<f32>();
         self.rows.resident_bytes() + values
+    }
+
+    /// What the product of each neuron must exceed, `[n_neurons]`.
+    #[must_use]
+    pub fn cuts(&self) -> &[f32] {
+        &self.cuts[..self.rows.n_rows()]
+    }
+
+    /// The standard deviation of each product's error for an input of norm 1, `[n_neurons]`.
+    #[must_use]
+    pub fn deviations(&self) -> &[f32] {
+        &self.deviations[..self.rows.n_rows()]
     }
 
     /// Bytes that picking for a token reads.
