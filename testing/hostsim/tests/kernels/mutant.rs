@@ -7,7 +7,7 @@ use hostsim::{HostQueue, Mutant};
 use powerinfer_ops::{LowBitFormat, WeightFormat};
 
 use crate::device::{ORDERS, Tokens, Weights};
-use crate::{estimate, list, product, sum};
+use crate::{attention, estimate, list, norm, product, sum};
 
 /// What the check of a mutant's kernel says with these kernels.
 fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), String> {
@@ -37,6 +37,11 @@ fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), 
         }
         Mutant::EstimateReduction => {
             estimate::Case::random(LowBitFormat::Bits2, 50, 4544, 1).check(queue, 0.0)
+        }
+        Mutant::NormBarrier => norm::check_norm(queue, true, 500),
+        Mutant::RotaryGuard => norm::check_rotary(queue, 3, 10),
+        Mutant::AttentionBarrier | Mutant::AttentionReduction => {
+            attention::Case::plain(300, 1).check(queue)
         }
     }
 }
