@@ -68,7 +68,8 @@
 //!
 //! # Limits
 //!
-//! `unsafe` is confined to the files of one instruction set each and the bodies they share.
+//! `unsafe` is confined to the files of one instruction set each and the bodies they share, and to the
+//! one that launches CUDA kernels.
 #![deny(unsafe_code)]
 
 mod activation;
