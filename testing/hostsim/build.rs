@@ -15,7 +15,7 @@ const MUTANTS: [(&str, &str); 13] = [
     ("MISSING_GUARD", "compact.cu"),
     ("MISSING_BARRIER", "quantize.cu"),
     ("SHORT_REDUCTION", "quantize.cu"),
-    ("SHORT_REDUCTION", "gate_estimate.cu"),
+    ("WRONG_ORDER", "gate_estimate.cu"),
     ("MISSING_BARRIER", "norm.cu"),
     ("MISSING_GUARD", "rotary.cu"),
     ("MISSING_BARRIER", "attention.cu"),

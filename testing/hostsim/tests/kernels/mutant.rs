@@ -35,8 +35,8 @@ fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), 
             let found = product::quantized(queue, &x)?;
             (found == right).then_some(()).ok_or_else(|| "another rounding".to_owned())
         }
-        Mutant::EstimateReduction => {
-            estimate::Case::random(LowBitFormat::Bits2, 50, 4544, 1).check(queue, 0.0)
+        Mutant::EstimateOrder => {
+            estimate::Case::edge(LowBitFormat::Bits2, 200, 4544).check(queue, 0.0)
         }
         Mutant::NormBarrier => norm::check_norm(queue, true, 500),
         Mutant::RotaryGuard => norm::check_rotary(queue, 3, 10),

@@ -24,7 +24,7 @@ impl Case {
         let n = self.weights.host.n_neurons();
         let input = self.x.input();
         if self.weights.rows().layout.takes_numbers() {
-            quantize(queue, &input).map_err(|error| error.to_string())?;
+            quantize(queue, &input, Address::NULL).map_err(|error| error.to_string())?;
         }
         let device_ids = self.ids.as_deref().map(Ids::of);
         let rows = device_ids.as_ref().map_or(Rows::All, |list| {
@@ -172,7 +172,7 @@ fn a_score_is_reached_by_itself_more_and_no_number() {
 
 /// Numbers, scales, sums and norms of some tokens.
 pub(crate) fn quantized(queue: &HostQueue, x: &Tokens) -> Result<[Vec<f32>; 3], String> {
-    quantize(queue, &x.input()).map_err(|error| error.to_string())?;
+    quantize(queue, &x.input(), x.input().numbers.norms).map_err(|error| error.to_string())?;
     assert_within(&x.buffers.each_ref());
     let numbers = x.buffers[1].bytes().into_iter().map(|byte| f32::from(byte as i8)).collect();
     Ok([numbers, x.buffers[2].to_f32(), x.buffers[3].to_f32()])
