@@ -11,6 +11,7 @@
 //! Nothing here has run on a GPU yet.
 
 mod device;
+mod estimate;
 mod exchange;
 mod held;
 mod matrix;

@@ -15,6 +15,7 @@ readonly MAX_BYTES=$((64 * 1024 * 1024))
 readonly CHECK_S=30 PARITY_S=90 SWEEP_S=90 BENCH_S=40
 readonly PARITY=(
     networks_are_the_cpu_s
+    a_low_bit_copy_picks_what_it_picks_on_the_cpu
     parts_of_a_network_on_both_sides_add_up_to_the_whole
     memory_is_given_back_and_a_budget_is_kept
     work_that_is_given_up_disturbs_nobody

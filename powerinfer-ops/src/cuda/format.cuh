@@ -14,7 +14,7 @@
 struct FloatInput {
   const float *values;
   int n;
-  bool aligned;  // to 16 bytes
+  bool aligned;  // to 16 bytes: tokens are where candle has them
 };
 struct NumberInput {
   const int8_t *numbers;  // filled up with zeros to whole blocks
@@ -227,7 +227,7 @@ struct Inputs {
 static __device__ __forceinline__ void of_token(const Inputs &x, int token, FloatInput &out) {
   out.values = x.values + (size_t)token * x.d;
   out.n = x.d;
-  out.aligned = x.d % 4 == 0;
+  out.aligned = ((size_t)out.values & 15) == 0;
 }
 static __device__ __forceinline__ void of_token(const Inputs &x, int token, NumberInput &out) {
   out.numbers = x.numbers + (size_t)token * x.n_blocks * 32;

@@ -147,7 +147,9 @@ fn attention_is_the_cpu_s_over_lengths_heads_windows_and_slopes() {
             Case { d_head: 160, n_heads: 2, n_kv_heads: 1, half: true, ..plain },
         ];
         for case in cases {
-            for order in ORDERS {
+            // long ones take long
+            let orders = if n_positions > 300 { &ORDERS[2..3] } else { &ORDERS[..] };
+            for &order in orders {
                 let checked = case.check(&HostQueue::new(order));
                 assert_eq!(checked, Ok(()), "{case:?}, order {order}");
             }

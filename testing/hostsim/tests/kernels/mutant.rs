@@ -58,13 +58,16 @@ fn near(found: &[f32], expected: &[f32], bounds: &[f32]) -> Result<(), String> {
 #[test]
 fn every_planted_fault_is_caught() {
     for &mutant in &Mutant::ALL[1..] {
-        for format in RowLayout::FORMATS {
-            for order in ORDERS {
-                check(mutant, &HostQueue::new(order), format).unwrap();
-            }
+        let of_formats = matches!(
+            mutant,
+            Mutant::MatvecGuard | Mutant::MatvecReduction | Mutant::AxpyGuard | Mutant::AxpyPart
+        );
+        let formats = if of_formats { &RowLayout::FORMATS[..] } else { &RowLayout::FORMATS[..1] };
+        for &format in formats {
+            check(mutant, &HostQueue::new(0), format).unwrap();
             let queues = ORDERS.map(|order| HostQueue::of_mutant(mutant, order));
-            let caught = queues.iter().filter(|queue| check(mutant, queue, format).is_err());
-            assert!(caught.count() > 0, "{mutant:?} passes in {format}");
+            let mut caught = queues.iter().filter(|queue| check(mutant, queue, format).is_err());
+            assert!(caught.next().is_some(), "{mutant:?} passes in {format}");
         }
     }
 }

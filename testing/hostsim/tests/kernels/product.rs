@@ -3,7 +3,9 @@
 use candle_core::{Device, Tensor};
 use hostsim::queue::Address;
 use hostsim::row_layout::RowLayout;
-use hostsim::steps::{Addends, Finish, Parts, Rows, Then, Values, axpy, matvec, quantize};
+use hostsim::steps::{
+    Addends, DeviceInput, Finish, Parts, Rows, Then, Values, axpy, matvec, quantize,
+};
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{Activation, NeuronMatrix, WeightFormat, linear};
 use testing::tolerance::dot_bound;
@@ -109,6 +111,20 @@ fn a_product_has_the_same_bits_alone_and_among_others() {
             assert_same_bits(&found, &[all[t * n + 2], all[t * n + 5]], format!("{format}"));
         }
     }
+}
+
+#[test]
+fn tokens_may_begin_at_any_float() {
+    let (n, d) = (5, 64);
+    let weights = Weights::random(WeightFormat::F16, n, d, 1);
+    let values = Seeded::new(2).normal(1 + d);
+    let (there, out) = (HostBuffer::of_f32(&values), HostBuffer::new(n * 4));
+    let x = Tokens::of(values[1..].to_vec(), 1, d);
+    let shifted = DeviceInput { values: there.address().offset(4), ..x.input() };
+    let to = Values { address: out.address(), stride: n, by_row: false };
+    matvec(&HostQueue::new(0), &weights.rows(), Rows::All, &shifted, Finish::NOTHING, to).unwrap();
+    let case = Case { weights, x, ids: None };
+    assert_same_bits(&out.to_f32(), &case.run(&HostQueue::new(0), Finish::NOTHING).unwrap(), "x");
 }
 
 #[test]
