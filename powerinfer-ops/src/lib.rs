@@ -12,6 +12,7 @@
 //! | [`sparse_matvec`] | `mask ⊙ (x · Wᵀ)`: gate and up | the picked rows |
 //! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
 //! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
+//! | [`hybrid_ffn`] | the same, its hot rows on a fast device meanwhile | the same |
 //! | [`linear`], [`linear_into`] | `x · Wᵀ + b` | all rows |
 //! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
 //! | [`embed`] | rows by token id | one row a token |
@@ -81,6 +82,7 @@ mod fast_device;
 mod ffn;
 mod format;
 mod gate_estimate;
+mod hybrid_ffn;
 mod low_bit_matrix;
 mod mask;
 mod matrix;
@@ -106,6 +108,7 @@ pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
+pub use hybrid_ffn::{HybridRun, hybrid_ffn};
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};
 pub use matrix::{NeuronMatrix, SharedBytes};
