@@ -1,13 +1,14 @@
 //! The whole flow: files → weights → placement → layers.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use powerinfer_core::{
     CancelToken, CausalLm, Error as CoreError, Holding, KvShape, ModelConfig, Placement, Sparsity,
     WeightStore,
 };
 use powerinfer_ops::attention::KvDtype;
-use powerinfer_ops::{Activation, WeightFormat};
+use powerinfer_ops::{Activation, FastDevice, WeightFormat};
 
 use crate::error::{Error, Result};
 use crate::gguf_predictor::GgufPredictor;
@@ -25,6 +26,8 @@ pub struct LoadOptions {
     pub sparsity: Sparsity,
     /// Which neurons are hot; `None` keeps all neurons of a layer together.
     pub placement: Option<Placement>,
+    /// Where hot neurons lie and run while the CPU runs the others; `None` leaves them to the CPU.
+    pub fast_device: Option<Arc<dyn FastDevice>>,
     /// How neurons are predicted; [`Sparsity::Predicted`] without one takes those in a PowerInfer
     /// file, or else makes quantised ones.
     /// With one, [`Sparsity::Auto`] is [`Sparsity::Predicted`].
@@ -118,6 +121,13 @@ impl LoadOptions {
         self.placement = Some(placement);
         self
     }
+
+    /// Puts the hot neurons on a device.
+    #[must_use]
+    pub fn with_fast_device(mut self, device: Arc<dyn FastDevice>) -> Self {
+        self.fast_device = Some(device);
+        self
+    }
 }
 
 /// Loads a model.
@@ -204,6 +214,7 @@ pub(crate) fn build(
         (given, _) => given.clone(),
     };
     let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
+        .with_fast_device(options.fast_device.as_deref(), &[])
         .with_holding(options.holding)
         .with_requantised_down(options.requantise_down)
         .with_cancel(options.cancel.clone());
@@ -221,6 +232,9 @@ pub(crate) fn build(
     if let Some(predictor) = &predictor {
         let notes = try_out(&mut model, predictor)?;
         model.add_notes(notes);
+    }
+    if let Some(device) = &options.fast_device {
+        model.settle_on(device.as_ref())?;
     }
     Ok(Box::new(model))
 }
