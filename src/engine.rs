@@ -6,10 +6,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use powerinfer_core::{CancelToken, CausalLm, Holding, ModelInfo, Sparsity};
+use powerinfer_core::{CancelToken, CausalLm, Holding, ModelInfo, Placement, Sparsity};
 use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
-use powerinfer_ops::{Activation, ThreadPool};
+use powerinfer_ops::{Activation, FastDevice, ThreadPool};
 
 use crate::chat::{ChatMessage, ChatOptions, ChatTemplate};
 use crate::error::{Error, Result};
@@ -161,7 +161,8 @@ impl Engine {
         Err(Error::PromptTooLong { found_bytes: text.len(), max_bytes, max_context })
     }
 
-    /// Worker threads; no other threads compute.
+    /// Worker threads; no other threads compute, but for those of a
+    /// [`StandIn`](crate::StandIn) that the engine was given.
     #[must_use]
     pub fn n_threads(&self) -> usize {
         self.0.pool.n_threads()
@@ -209,6 +210,8 @@ pub struct EngineBuilder {
     memory_budget: Option<u64>,
     cancel: CancelToken,
     chat_template: Option<String>,
+    fast_device: Option<Arc<dyn FastDevice>>,
+    placement: Option<Placement>,
 }
 
 impl EngineBuilder {
@@ -352,6 +355,50 @@ impl EngineBuilder {
         self
     }
 
+    /// A device that holds the hot neurons of every feed-forward network and computes them while the
+    /// threads of the engine compute the others: a GPU ([`open_cuda`](crate::open_cuda)) or a
+    /// [`StandIn`](crate::StandIn). Which neurons are hot is what [`placement`](Self::placement)
+    /// says. Only for a model folder or file.
+    ///
+    /// The logits are those of the CPU alone but for rounding. [`StepStats::split`] tells whether the
+    /// two sides are balanced.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use powerinfer::ops::NeuronIds;
+    /// use powerinfer::{Engine, FastDevice, GenerateOptions, Placement, StandIn, StandInOptions};
+    ///
+    /// let device = Arc::new(StandIn::new(StandInOptions::new(8 << 20))?);
+    /// let every_third = NeuronIds::from_sorted((0..1024).step_by(3).collect())?;
+    /// let placement = Placement::new(vec![every_third; 6], 1024)?;
+    /// let engine = Engine::builder()
+    ///     .model("assets/llama-relu-tiny")
+    ///     .fast_device(device.clone())
+    ///     .placement(placement)
+    ///     .build()?;
+    /// assert_eq!(engine.info().fast_device.as_deref(), Some("stand-in"));
+    /// assert!(device.memory().held_bytes >= engine.info().fast_bytes);
+    ///
+    /// let options = GenerateOptions::default().with_max_tokens(3);
+    /// let generated = engine.session()?.generate_text("It was a truth", &options)?;
+    /// assert_eq!(generated.text, " to be,");
+    /// assert!(generated.stats.decode.split.hit_rate() > 0.2);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    ///
+    /// [`StepStats::split`]: crate::StepStats::split
+    pub fn fast_device(mut self, device: Arc<dyn FastDevice>) -> Self {
+        self.fast_device = Some(device);
+        self
+    }
+
+    /// Which neurons are hot. Only for a model folder or file.
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = Some(placement);
+        self
+    }
+
     /// Stops [`build`](Self::build) from another thread, before the next tensor.
     pub fn cancel(mut self, cancel: &CancelToken) -> Self {
         self.cancel = cancel.clone();
@@ -399,6 +446,8 @@ impl EngineBuilder {
                 refuse("kv_dtype", self.kv_dtype == KvDtype::default(), &self.kv_dtype)?;
                 refuse("sparsity", self.sparsity == Sparsity::Auto, &self.sparsity)?;
                 refuse("predictor", self.predictor.is_none(), &"a predictor")?;
+                refuse("fast_device", self.fast_device.is_none(), &"a device")?;
+                refuse("placement", self.placement.is_none(), &"a placement")?;
                 (model, None)
             }
             (None, Some(folder)) => (pool.install(|| load(&folder, &options))?, Some(folder)),
@@ -435,6 +484,8 @@ impl EngineBuilder {
         options.gguf_activation = self.gguf_activation;
         options.requantise_down = self.requantise_down;
         options.cancel = self.cancel.clone();
+        options.fast_device = self.fast_device.clone();
+        options.placement = self.placement.clone();
         options
     }
 
