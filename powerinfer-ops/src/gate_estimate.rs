@@ -102,6 +102,18 @@ impl GateEstimate {
         self.rows.resident_bytes() + values
     }
 
+    /// What the product of each neuron must exceed, `[n_neurons]`.
+    #[must_use]
+    pub fn cuts(&self) -> &[f32] {
+        &self.cuts[..self.rows.n_rows()]
+    }
+
+    /// The standard deviation of each product's error for an input of norm 1, `[n_neurons]`.
+    #[must_use]
+    pub fn deviations(&self) -> &[f32] {
+        &self.deviations[..self.rows.n_rows()]
+    }
+
     /// Bytes that picking for a token reads.
     #[must_use]
     pub fn size_bytes(&self) -> usize {

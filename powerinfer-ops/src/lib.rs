@@ -13,7 +13,7 @@
 //! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
 //! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
 //! | [`hybrid_ffn`] | the same, its hot rows on a fast device meanwhile | the same |
-//! | [`linear`], [`linear_into`] | `x · Wᵀ + b` | all rows |
+//! | [`linear`], [`linears`], [`linear_into`] | `x · Wᵀ + b` | all rows |
 //! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
 //! | [`embed`] | rows by token id | one row a token |
 //! | [`residual_add`], [`add_bias`] | sums of activations | – |
@@ -83,6 +83,7 @@ mod ffn;
 mod format;
 mod gate_estimate;
 mod hybrid_ffn;
+mod linears;
 mod low_bit_matrix;
 mod mask;
 mod matrix;
@@ -109,6 +110,7 @@ pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
 pub use hybrid_ffn::{HybridRun, hybrid_ffn};
+pub use linears::linears;
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};
 pub use matrix::{NeuronMatrix, SharedBytes};

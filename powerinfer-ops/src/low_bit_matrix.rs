@@ -139,6 +139,39 @@ impl LowBitMatrix {
         &self.errors
     }
 
+    /// Number `column` of a row, as another device's copy holds it, too.
+    ///
+    /// # Panics
+    /// If row or column is out of range.
+    #[must_use]
+    pub fn number(&self, row: usize, column: usize) -> u8 {
+        assert!(column < self.n_columns, "column {column} of {}", self.n_columns);
+        let (numbers, _) = self.group(row);
+        let block = &numbers[column / BLOCK * number_bytes(self.format)..];
+        number_at(self.format, block, row % GROUP_ROWS, column % BLOCK)
+    }
+
+    /// The scale of a block of 32 numbers.
+    ///
+    /// # Panics
+    /// If row or block is out of range.
+    #[must_use]
+    pub fn scale(&self, row: usize, block: usize) -> f16 {
+        let (_, scales) = self.group(row);
+        let scale = &scales[block * scale_bytes() + row % GROUP_ROWS * size_of::<f16>()..];
+        f16::from_le_bytes([scale[0], scale[1]])
+    }
+
+    /// Numbers and scales of the group of a row.
+    fn group(&self, row: usize) -> (&[u8], &[u8]) {
+        assert!(row < self.n_rows, "row {row} of {}", self.n_rows);
+        let n_blocks = self.n_columns.div_ceil(BLOCK);
+        let stride = Self::group_bytes(self.format, n_blocks);
+        let bytes = &self.bytes.as_slice()[row / GROUP_ROWS * stride..][..stride];
+        let (numbers, rest) = bytes.split_at(n_blocks * number_bytes(self.format));
+        (numbers, &rest[..n_blocks * scale_bytes()])
+    }
+
     /// Bytes that a pass over all rows reads.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
@@ -170,11 +203,8 @@ impl LowBitMatrix {
         x: &LowBitInput,
     ) -> [f32; GROUP_ROWS] {
         assert_eq!(x.n_values, self.n_columns, "as many values as columns");
-        let n_blocks = self.n_columns.div_ceil(BLOCK);
-        let stride = Self::group_bytes(self.format, n_blocks);
-        let bytes = &self.bytes.as_slice()[group * stride..][..stride];
-        let (numbers, rest) = bytes.split_at(n_blocks * number_bytes(self.format));
-        kernels.estimate(self.format, numbers, &rest[..n_blocks * scale_bytes()], x)
+        let (numbers, scales) = self.group(group * GROUP_ROWS);
+        kernels.estimate(self.format, numbers, scales, x)
     }
 
     /// Bytes of a group, whole cache lines.

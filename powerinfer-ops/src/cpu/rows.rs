@@ -83,6 +83,32 @@ pub(crate) fn matvec(kernels: RowKernels, w: &NeuronMatrix, x: Inputs<'_>, out: 
     }
 }
 
+/// `out[i] = w[i] · x` for one token and each of several matrices, with one call for threads.
+pub(crate) fn matvecs(
+    kernels: RowKernels,
+    products: Vec<(&NeuronMatrix, &mut [f32])>,
+    x: Inputs<'_>,
+) {
+    let bytes: usize = products.iter().map(|(w, _)| w.size_bytes()).sum();
+    let bytes_per_task = bytes.div_ceil(n_tasks(bytes));
+    let mut tasks = Vec::new();
+    for (w, out) in products {
+        assert_eq!((x.d_model(), out.len()), (w.d_model(), w.n_neurons()), "shapes agree");
+        let rows_per_task = (bytes_per_task / w.row_bytes().max(1)).max(1);
+        for (task, out) in out.chunks_mut(rows_per_task).enumerate() {
+            tasks.push((w, task * rows_per_task, out));
+        }
+    }
+    let run = |(w, first, out): (&NeuronMatrix, usize, &mut [f32])| {
+        dot_rows(kernels.primitives(w.format()), |i| w.row(first + i), x, out);
+    };
+    if rayon::current_num_threads() == 1 {
+        tasks.into_iter().for_each(run);
+    } else {
+        tasks.into_par_iter().for_each(run);
+    }
+}
+
 /// `out[k] = w[ids[k]] · x` for one token.
 pub(crate) fn matvec_picked(
     kernels: RowKernels,
