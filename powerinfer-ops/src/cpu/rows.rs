@@ -180,8 +180,8 @@ fn dot_rows_with<'a, X: ProductInput>(
 /// Whether the rows of a group lie one after the other.
 fn is_stream(rows: &Rows<'_>) -> bool {
     let starts = rows.map(|row| row.as_ptr().addr());
-    // rows are padded to lines
-    starts[GROUP - 1] - starts[0] < GROUP * (rows[0].len() + LINE_BYTES)
+    // rows are padded to lines, and those of a file may lie in any order
+    starts[GROUP - 1].wrapping_sub(starts[0]) < GROUP * (rows[0].len() + LINE_BYTES)
 }
 
 /// [`axpy_picked`] over any ascending list of rows: entry `k` is row `row(k)`, and the entries of
