@@ -237,7 +237,14 @@ impl DeviceMemory {
 /// The GPU with that number, which may take `budget_bytes`, or what is free of its memory.
 ///
 /// # Errors
-/// [`OpError::FeatureOff`] in a build without the feature `cuda`.
-pub fn open_cuda(index: usize, _budget_bytes: Option<u64>) -> Result<Arc<dyn FastDevice>, OpError> {
-    Err(OpError::FeatureOff { device: format!("cuda:{index}"), feature: "cuda" })
+/// [`OpError::FeatureOff`] in a build without the feature `cuda`, [`OpError::DeviceFailed`] where there
+/// is no such GPU or no driver for it.
+pub fn open_cuda(index: usize, budget_bytes: Option<u64>) -> Result<Arc<dyn FastDevice>, OpError> {
+    #[cfg(feature = "cuda")]
+    return Ok(Arc::new(crate::cuda::CudaFast::open(index, budget_bytes)?));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = budget_bytes;
+        Err(OpError::FeatureOff { device: format!("cuda:{index}"), feature: "cuda" })
+    }
 }

@@ -76,6 +76,8 @@ pub mod attention;
 mod bandwidth;
 mod bytes;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod embedding;
 mod error;
 mod fast_device;

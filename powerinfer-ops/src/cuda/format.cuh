@@ -244,20 +244,21 @@ static __device__ __forceinline__ void row_products(const uint8_t *row, int n_pi
                                                     float (&sums)[TOKENS]) {
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) sums[t] = 0.f;
-  for (int first = threadIdx.x % WARP; first < n_pieces; first += WARP * AHEAD) {
+  int piece = threadIdx.x % WARP;
+  for (; WITHIN(piece + WARP * (AHEAD - 1), n_pieces) && piece < n_pieces; piece += WARP * AHEAD) {
     typename F::Piece w[AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      const int piece = first + WARP * i;
-      if (WITHIN(piece, n_pieces)) w[i] = F::load(row, piece, n_pieces);
-    }
+    for (int i = 0; i < AHEAD; i++) w[i] = F::load(row, piece + WARP * i, n_pieces);
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-      const int piece = first + WARP * i;
-      if (!WITHIN(piece, n_pieces)) break;
 #pragma unroll
-      for (int t = 0; t < TOKENS; t++) sums[t] += F::product(w[i], x[t], piece);
+      for (int t = 0; t < TOKENS; t++) sums[t] += F::product(w[i], x[t], piece + WARP * i);
     }
+  }
+  for (; piece < n_pieces; piece += WARP) {
+    const typename F::Piece w = F::load(row, piece, n_pieces);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) sums[t] += F::product(w, x[t], piece);
   }
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) sums[t] = warp_sum(sums[t]);

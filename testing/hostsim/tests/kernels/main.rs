@@ -4,6 +4,7 @@
 
 mod device;
 mod estimate;
+mod ffn;
 mod list;
 mod mutant;
 mod product;

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use hostsim::queue::Address;
 use hostsim::row_layout::RowLayout;
-use hostsim::steps::{Finish, Rows, Then, matvec, quantize};
+use hostsim::steps::{Addends, Finish, Parts, Rows, Then, Values, axpy, matvec, quantize};
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{Activation, NeuronMatrix, WeightFormat, linear};
 use testing::tolerance::dot_bound;
@@ -32,8 +32,15 @@ impl Case {
             Rows::Listed { ids, count }
         });
         let out = HostBuffer::new(input.n_tokens * n * 4);
-        matvec(queue, &self.weights.rows(), rows, &input, finish, (out.address(), n))
-            .map_err(|error| error.to_string())?;
+        matvec(
+            queue,
+            &self.weights.rows(),
+            rows,
+            &input,
+            finish,
+            Values { address: out.address(), stride: n, by_row: false },
+        )
+        .map_err(|error| error.to_string())?;
         if out.is_overrun() || self.x.buffers.iter().any(HostBuffer::is_overrun) {
             return Err("written beyond a buffer".to_owned());
         }
@@ -210,4 +217,39 @@ fn what_is_not_finite_shows_in_the_scale_and_next_to_nothing_is_zero() {
     assert!(scales[2].is_nan());
     assert_eq!(scales[4], 0.0);
     assert!(numbers[64..].iter().all(|&number| number == 0.0));
+}
+
+#[test]
+fn products_and_scales_may_lie_in_the_places_of_their_rows() {
+    let (n, d, ids) = (40, 33, vec![1u32, 7, 39]);
+    let weights = Weights::random(WeightFormat::BF16, n, d, 1);
+    let (x, list, queue) = (Tokens::random(1, d, 2), Ids::of(&ids), HostQueue::new(0));
+    let (address, count) = list.addresses();
+    let rows = Rows::Listed { ids: address, count };
+    let all = HostBuffer::new(n * 4);
+    let by_row = Values { address: all.address(), stride: n, by_row: true };
+    matvec(&queue, &weights.rows(), rows, &x.input(), Finish::NOTHING, by_row).unwrap();
+    let found = all.to_f32();
+    let case = Case { weights, x, ids: Some(ids.clone()) };
+    let expected = case.run(&queue, Finish::NOTHING).unwrap();
+    for (place, &id) in ids.iter().enumerate() {
+        assert_eq!(found[id as usize].to_bits(), expected[place].to_bits());
+    }
+    assert_eq!(found.iter().filter(|value| !value.is_nan()).count(), ids.len());
+
+    let parts = Parts::of(n);
+    let starts: Vec<u32> = (0..=parts.n)
+        .map(|part| ids.partition_point(|&id| (id as usize) < part * parts.len) as u32)
+        .collect();
+    let starts = HostBuffer::of_u32(&starts);
+    let sum = |scales: Values| {
+        let addends = Addends { rows, starts: starts.address(), scales, n_tokens: 1 };
+        let memory = [parts.sums_bytes(1, d), d * 4].map(HostBuffer::new);
+        let to = [Address::NULL, memory[1].address()];
+        axpy(&queue, &case.weights.rows(), &addends, memory[0].address(), to).unwrap();
+        memory[1].to_f32()
+    };
+    let listed = HostBuffer::of_f32(&expected);
+    let by_place = Values { address: listed.address(), stride: ids.len(), by_row: false };
+    assert_same_bits(&sum(by_row), &sum(by_place), "sums");
 }
