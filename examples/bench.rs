@@ -217,6 +217,9 @@ fn load(
                 .with_sparsity(flags.common.sparsity());
             options.predictor = predictor;
             options.fast_device = flags.common.fast_device(|| Err(Box::new(NoBudget)))?;
+            if let Some(path) = &flags.common.plan {
+                options.plan = Some(powerinfer::Plan::load(path)?);
+            }
             let threads = match &options.fast_device {
                 Some(device) => flags.common.threads_beside(device.as_ref())?.get(),
                 None => pool.n_threads(),

@@ -6,7 +6,9 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use powerinfer_core::{CancelToken, CausalLm, Holding, ModelInfo, Placement, Sparsity};
+use powerinfer_core::{
+    ActivationProfile, CancelToken, CausalLm, Holding, ModelInfo, Placement, Plan, Sparsity,
+};
 use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, FastDevice, ThreadPool};
@@ -212,6 +214,8 @@ pub struct EngineBuilder {
     chat_template: Option<String>,
     fast_device: Option<Arc<dyn FastDevice>>,
     placement: Option<Placement>,
+    plan: Option<Plan>,
+    profile: Option<ActivationProfile>,
 }
 
 impl EngineBuilder {
@@ -357,8 +361,13 @@ impl EngineBuilder {
 
     /// A device that holds the hot neurons of every feed-forward network and computes them while the
     /// threads of the engine compute the others: a GPU ([`open_cuda`](crate::open_cuda)) or a
-    /// [`StandIn`](crate::StandIn). Which neurons are hot is what [`placement`](Self::placement)
-    /// says. Only for a model folder or file.
+    /// [`StandIn`](crate::StandIn). Only for a model folder or file.
+    ///
+    /// Which neurons are hot is what [`placement`](Self::placement) or [`plan`](Self::plan) says.
+    /// Without either it is those that fire most, as many as the device's budget allows, going by the
+    /// profile beside the model (`activation_counts.safetensors` in its folder, or
+    /// `NAME.activation_counts.safetensors` beside `NAME.gguf`); without one all count alike, and
+    /// [`ModelInfo::notes`] says so.
     ///
     /// The logits are those of the CPU alone but for rounding. [`StepStats::split`] tells whether the
     /// two sides are balanced.
@@ -366,24 +375,21 @@ impl EngineBuilder {
     /// # Examples
     /// ```
     /// use std::sync::Arc;
-    /// use powerinfer::ops::NeuronIds;
-    /// use powerinfer::{Engine, FastDevice, GenerateOptions, Placement, StandIn, StandInOptions};
+    /// use powerinfer::{Engine, FastDevice, GenerateOptions, StandIn, StandInOptions};
     ///
-    /// let device = Arc::new(StandIn::new(StandInOptions::new(8 << 20))?);
-    /// let every_third = NeuronIds::from_sorted((0..1024).step_by(3).collect())?;
-    /// let placement = Placement::new(vec![every_third; 6], 1024)?;
+    /// let device = Arc::new(StandIn::new(StandInOptions::new(4 << 20))?);
     /// let engine = Engine::builder()
     ///     .model("assets/llama-relu-tiny")
     ///     .fast_device(device.clone())
-    ///     .placement(placement)
     ///     .build()?;
     /// assert_eq!(engine.info().fast_device.as_deref(), Some("stand-in"));
-    /// assert!(device.memory().held_bytes >= engine.info().fast_bytes);
+    /// assert!(device.memory().held_bytes <= 4 << 20);
     ///
     /// let options = GenerateOptions::default().with_max_tokens(3);
     /// let generated = engine.session()?.generate_text("It was a truth", &options)?;
     /// assert_eq!(generated.text, " to be,");
-    /// assert!(generated.stats.decode.split.hit_rate() > 0.2);
+    /// // a quarter to a third of the neurons make most of the activations
+    /// assert!(generated.stats.decode.split.hit_rate() > 0.5);
     /// # Ok::<(), powerinfer::Error>(())
     /// ```
     ///
@@ -393,7 +399,21 @@ impl EngineBuilder {
         self
     }
 
-    /// Which neurons are hot. Only for a model folder or file.
+    /// Which neurons are hot, as a plan says; it is refused if it is that of another model or takes
+    /// more than the fast device has. Only for a model folder or file.
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.plan = Some(plan);
+        self
+    }
+
+    /// How often each neuron fires, to choose hot ones by, in place of the profile beside the model.
+    /// Only for a model folder or file.
+    pub fn profile(mut self, profile: ActivationProfile) -> Self {
+        self.profile = Some(profile);
+        self
+    }
+
+    /// Which neurons are hot, going before a plan. Only for a model folder or file.
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = Some(placement);
         self
@@ -448,6 +468,8 @@ impl EngineBuilder {
                 refuse("predictor", self.predictor.is_none(), &"a predictor")?;
                 refuse("fast_device", self.fast_device.is_none(), &"a device")?;
                 refuse("placement", self.placement.is_none(), &"a placement")?;
+                refuse("plan", self.plan.is_none(), &"a plan")?;
+                refuse("profile", self.profile.is_none(), &"a profile")?;
                 (model, None)
             }
             (None, Some(folder)) => (pool.install(|| load(&folder, &options))?, Some(folder)),
@@ -486,6 +508,8 @@ impl EngineBuilder {
         options.cancel = self.cancel.clone();
         options.fast_device = self.fast_device.clone();
         options.placement = self.placement.clone();
+        options.plan = self.plan.clone();
+        options.profile = self.profile.clone();
         options
     }
 

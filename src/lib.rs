@@ -238,8 +238,8 @@ pub use powerinfer_ops::{
 };
 
 pub use powerinfer_core::{
-    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Placement, PredictionCounts,
-    Sampling, Sparsity, SplitStats, StepStats, TokenLogprobs,
+    ActivationProfile, CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Placement,
+    Plan, PredictionCounts, Sampling, Sparsity, SplitStats, StepStats, TokenLogprobs,
 };
 
 pub use powerinfer_models::{MemoryEstimate, PredictorOptions, PredictorSource};

@@ -11,8 +11,8 @@ use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
 use powerinfer::ops::{Activation, ThreadPool};
 use powerinfer::{
-    Dtype, Engine, EngineBuilder, FastDevice, KvDtype, PredictorOptions, PredictorSource, Sparsity,
-    StandIn, StandInOptions, open_cuda,
+    Dtype, Engine, EngineBuilder, FastDevice, KvDtype, Plan, PredictorOptions, PredictorSource,
+    Sparsity, StandIn, StandInOptions, open_cuda,
 };
 
 use super::report::Outcome;
@@ -140,6 +140,9 @@ impl CommonFlags {
         if let Some(device) = self.fast_device(half)? {
             let threads = self.threads_beside(device.as_ref())?;
             builder = builder.fast_device(device).threads(threads.get());
+            if let Some(path) = &self.plan {
+                builder = builder.plan(Plan::load(path)?);
+            }
         }
         Ok(builder)
     }
