@@ -1,9 +1,12 @@
 //! A stack of blocks between embeddings and head: the one `CausalLm` of all architectures.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
+use powerinfer_ops::FfnWeights;
 use powerinfer_predictor::ActivationPredictor;
 
 use crate::gguf_names::is_predictor;
@@ -90,6 +93,17 @@ impl Decoder {
     pub(crate) fn add_notes(&mut self, notes: Vec<String>) {
         self.info.notes.extend(notes);
         self.info.predictor = self.predictor().map(ActivationPredictor::describe);
+    }
+
+    /// Gives a layer a predictor.
+    pub(crate) fn set_predictor(&mut self, layer: usize, predictor: Arc<dyn ActivationPredictor>) {
+        self.info.weight_bytes += predictor.size_bytes() as u64;
+        self.blocks[layer].ffn.set_predictor(predictor);
+    }
+
+    /// The weights of a layer whose neurons can be skipped and are all in one place.
+    pub(crate) fn whole_ffn(&self, layer: usize) -> Option<&FfnWeights> {
+        self.blocks[layer].ffn.whole().filter(|weights| weights.down_by_output.is_none())
     }
 
     /// Takes the predictor of a layer away.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use powerinfer_core::{Error, FfnSeen, PredictionCounts, Result, Sparsity, Step};
-use powerinfer_ops::{FfnCounts, NeuronIds, add_bias, ffn_activations, residual_add};
+use powerinfer_ops::{FfnCounts, FfnWeights, NeuronIds, add_bias, ffn_activations, residual_add};
 use powerinfer_predictor::{ActivationPredictor, FfnInputs};
 
 use crate::layers::FfnShard;
@@ -45,6 +45,19 @@ impl SparseFfn {
     #[must_use]
     pub fn predictor(&self) -> Option<&dyn ActivationPredictor> {
         self.predictor.as_deref()
+    }
+
+    /// As [`with_predictor`](Self::with_predictor).
+    pub(crate) fn set_predictor(&mut self, predictor: Arc<dyn ActivationPredictor>) {
+        self.predictor = Some(predictor);
+    }
+
+    /// The weights, if all neurons are in one shard.
+    pub(crate) fn whole(&self) -> Option<&FfnWeights> {
+        match self.shards.as_slice() {
+            [shard] => Some(shard.weights()),
+            _ => None,
+        }
     }
 
     /// Lets the network run all neurons that fire, whatever the mode.
