@@ -20,7 +20,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use powerinfer::{Engine, GenerateOptions, Holding, Prompt};
+use powerinfer::core::Holding;
+use powerinfer::{Engine, GenerateOptions, Prompt};
 use powerinfer_models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer_models::{ConvertOptions, convert};
 use powerinfer_ops::WeightFormat;

@@ -62,6 +62,7 @@ pub(super) fn choose(model: &mut Decoder, options: &PredictorOptions) -> Result<
             model.drop_predictor(layer);
         }
     }
+    model.run_exactly_without_predictors();
     Ok(notes(&choices))
 }
 
