@@ -175,13 +175,16 @@ pub(crate) type AxpyPicked =
 struct Int8Table {
     q8_0: Int8Products,
     q4_0: Int8Products,
+    q4_1: Int8Products,
+    q5_0: Int8Products,
+    q4_k: Int8Products,
 }
 
 /// Asserts that rows of blocks hold as many as a token of `n_groups` groups.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn check_blocks<F: NumberFormat>(rows: &[&[u8]], n_groups: usize) {
     for row in rows {
-        let n_blocks = row.len() / F::BLOCK_BYTES;
+        let n_blocks = row.len() / F::BLOCK_BYTES * F::PARTS;
         assert!(
             row.len().is_multiple_of(F::BLOCK_BYTES) && n_blocks.div_ceil(int8::BLOCKS) == n_groups,
             "a row holds as many blocks as the token"

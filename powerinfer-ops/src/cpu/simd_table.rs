@@ -22,9 +22,9 @@ macro_rules! simd_table {
                 bf16: primitives::<simd::Bf16>(f32_products::<simd::Bf16>()),
                 q8_0: primitives::<simd::Q80>(Products::Int8(int8.q8_0)),
                 q4_0: primitives::<simd::Q40>(Products::Int8(int8.q4_0)),
-                q4_1: primitives::<simd_blocks::Q41>(f32_products::<simd_blocks::Q41>()),
-                q5_0: primitives::<simd_blocks::Q50>(f32_products::<simd_blocks::Q50>()),
-                q4_k: primitives::<simd_blocks::Q4K>(f32_products::<simd_blocks::Q4K>()),
+                q4_1: primitives::<simd_blocks::Q41>(Products::Int8(int8.q4_1)),
+                q5_0: primitives::<simd_blocks::Q50>(Products::Int8(int8.q5_0)),
+                q4_k: primitives::<simd_blocks::Q4K>(Products::Int8(int8.q4_k)),
                 q6_k: primitives::<simd_blocks::Q6K>(f32_products::<simd_blocks::Q6K>()),
                 quantize,
                 axpy_tile,
@@ -82,7 +82,7 @@ macro_rules! simd_table {
             unsafe { simd::row_tiles::<$vector, $tile_rows, T>(rows, xs, out) }
         }
 
-        tiles!(f32, f32, $features, $tile_tokens, row_tiles, tile);
+        tiles!([], f32, f32, $features, $tile_tokens, row_tiles, tile);
 
         fn prefetch(bytes: &[u8]) {
             for line in bytes.chunks(simd::LINE) {
