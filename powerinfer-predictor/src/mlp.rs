@@ -4,7 +4,11 @@
 mod form;
 mod weights;
 
-use powerinfer_ops::{NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError, linear_into};
+use std::sync::Arc;
+
+use powerinfer_ops::{
+    NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError, RowPredictor, linear_into,
+};
 
 use crate::{ActivationPredictor, FfnInputs, PredictorKind, Result};
 
@@ -166,6 +170,15 @@ impl ActivationPredictor for MlpPredictor {
     ) -> Result<Option<Neurons<'a>>> {
         self.hide(inputs, hidden)?;
         Ok(Some(Neurons::Scored(self.scores(hidden))))
+    }
+
+    fn restrict(&self, ids: &NeuronIds) -> Result<Option<Arc<dyn ActivationPredictor>>> {
+        let fc2 = self.fc2.pick_rows(ids)?;
+        Ok(Some(Arc::new(Self { fc2, ..self.clone() })))
+    }
+
+    fn rows(&self) -> Option<RowPredictor<'_>> {
+        Some(RowPredictor::Scored(&self.fc2, self.threshold))
     }
 
     fn kind(&self) -> PredictorKind {
