@@ -111,7 +111,7 @@ fn main() -> ExitCode {
 }
 
 fn train(flags: Flags) -> Outcome<()> {
-    flags.common.refuse_later_flags()?;
+    flags.common.refuse_fast_device()?;
     let pool = flags.common.pool()?;
     let tokens = tokens(&flags)?;
     let began = Instant::now();

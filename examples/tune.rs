@@ -24,6 +24,8 @@ mod progress;
 mod report;
 #[path = "support/score.rs"]
 mod score;
+#[path = "support/split.rs"]
+mod split;
 #[path = "support/svg.rs"]
 mod svg;
 
@@ -100,7 +102,7 @@ fn main() -> ExitCode {
 }
 
 fn tune(flags: Flags) -> Outcome<()> {
-    flags.common.refuse_later_flags()?;
+    flags.common.refuse_fast_device()?;
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let predictors = flags.predictors();
