@@ -23,6 +23,7 @@ use powerinfer::core::{
     ActivationProfile, FileDtype, GgufFile, GpuIndex, ModelConfig, TensorInfo, TensorSource,
 };
 use powerinfer::models::{GgufPredictor, open};
+use powerinfer::predictor::PredictorFile;
 use serde_json::json;
 
 use flags::CommonFlags;
@@ -65,10 +66,45 @@ fn inspect(flags: Flags) -> Outcome<()> {
         return inspect_gpu_index(&path, flags.common.json);
     }
     if path.is_file() && path.extension().is_some_and(|end| end == "safetensors") {
-        return inspect_profile(&path, flags.common.json);
+        return match PredictorFile::open(&path) {
+            Ok(predictor) => describe_predictor(&predictor, flags.common.json),
+            Err(_) => inspect_profile(&path, flags.common.json),
+        };
     }
     let contents = Contents::read(path, &flags.common)?;
     if flags.common.json { print_json(&contents.as_json()) } else { print(&contents.as_text()) }
+}
+
+/// Says what a predictor is like.
+fn describe_predictor(file: &PredictorFile, as_json: bool) -> Outcome<()> {
+    let (model, [d_model, d_ff], form) = (file.model(), file.shape(), file.form());
+    if as_json {
+        return print_json(&json!({
+            "architecture": model.architecture,
+            "activation": model.activation,
+            "method": file.method(),
+            "n_layers": file.n_layers(),
+            "d_model": d_model,
+            "d_ff": d_ff,
+            "parameters": file.n_parameters(),
+            "input": form.input.to_string(),
+            "hidden": form.hidden.to_string(),
+            "predictor": file.ranks(),
+            "threshold": file.thresholds(),
+        }));
+    }
+    print(&format!(
+        "{} predictor of {} layers of {d_ff} neurons, width {d_model}, for {}: {} parameters, ranks \
+         {:?}, thresholds {:?}, {} on the {} stream\n",
+        printable(file.method()),
+        file.n_layers(),
+        printable(&model.architecture),
+        file.n_parameters(),
+        file.ranks(),
+        file.thresholds(),
+        form.hidden,
+        form.input,
+    ))
 }
 
 /// Says what a profile was counted on.

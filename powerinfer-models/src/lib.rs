@@ -66,6 +66,7 @@ mod predictor;
 mod registry;
 mod sizes;
 pub mod synthetic;
+mod train;
 
 pub use calibrate::calibrate;
 pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
@@ -77,3 +78,4 @@ pub use loader::Loader;
 pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;
 pub use sizes::model_sizes;
+pub use train::{TrainMethod, TrainOptions, TrainStage, TrainedPredictor, train_predictor};
