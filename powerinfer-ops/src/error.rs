@@ -163,6 +163,43 @@ pub enum OpError {
         #[source]
         source: rayon::ThreadPoolBuildError,
     },
+    /// A fast device has no room for what it was to hold.
+    #[error(
+        "{device} is asked for {asked_bytes} bytes and holds {held_bytes}, its budget is {budget_bytes}"
+    )]
+    DeviceBudget {
+        /// Name of the device.
+        device: String,
+        /// Bytes that were asked for.
+        asked_bytes: u64,
+        /// Bytes that it holds.
+        held_bytes: u64,
+        /// Bytes that it may hold.
+        budget_bytes: u64,
+    },
+    /// A fast device failed or is gone.
+    #[error("{device} failed")]
+    DeviceFailed {
+        /// Name of the device.
+        device: String,
+        /// The cause.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A fast device was to run a predictor whose rows it does not hold.
+    #[error("{device} does not hold the rows of a predictor")]
+    NoHeldPredictor {
+        /// Name of the device.
+        device: String,
+    },
+    /// A device that this build was made without.
+    #[error("{device} needs a build with the feature `{feature}`")]
+    FeatureOff {
+        /// Name of the device.
+        device: String,
+        /// The feature that is off.
+        feature: &'static str,
+    },
     /// candle refused an operation.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

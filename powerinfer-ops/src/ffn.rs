@@ -27,7 +27,7 @@ use crate::tensor::with_rows;
 use crate::workspace::Workspace;
 
 pub use activations::ffn_activations;
-use predictor::nanoseconds;
+pub(crate) use predictor::nanoseconds;
 
 /// The matrices of a feed-forward network, or of some of its neurons.
 #[derive(Debug, Clone)]
@@ -139,17 +139,31 @@ impl FfnWeights {
     /// # Errors
     /// [`OpError::IdOutOfRange`], [`OpError::Allocation`], [`OpError::DownByOutput`].
     pub fn pick(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        self.pick_with(ids, NeuronMatrix::pick_rows)
+    }
+
+    /// [`pick`](Self::pick) that copies also the rows of a mapped file.
+    pub(crate) fn copy(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        self.pick_with(ids, NeuronMatrix::copy_rows)
+    }
+
+    fn pick_with(
+        &self,
+        ids: &NeuronIds,
+        rows: impl Fn(&NeuronMatrix, &NeuronIds) -> Result<NeuronMatrix, OpError>,
+    ) -> Result<Self, OpError> {
         if self.down_by_output.is_some() {
             return Err(OpError::DownByOutput { op: "FfnWeights::pick" });
         }
+        let gate = rows(&self.gate, ids)?;
         let pick = |bias: &Option<Vec<f32>>| {
             let bias = bias.as_ref()?;
             Some(ids.as_slice().iter().map(|&id| bias[id as usize]).collect())
         };
         Ok(Self {
-            gate: self.gate.pick_rows(ids)?,
-            up: self.up.as_ref().map(|up| up.pick_rows(ids)).transpose()?,
-            down: self.down.pick_rows(ids)?,
+            gate,
+            up: self.up.as_ref().map(|up| rows(up, ids)).transpose()?,
+            down: rows(&self.down, ids)?,
             down_by_output: None,
             gate_bias: pick(&self.gate_bias),
             up_bias: pick(&self.up_bias),
@@ -275,42 +289,52 @@ pub fn ffn(
     x: &Tensor,
     workspace: &mut Workspace,
 ) -> Result<(Tensor, FfnCounts), OpError> {
+    with_rows("ffn", "x", x, weights.d_model(), |values| {
+        let mut y = vec![0.0; values.len()];
+        let counts = ffn_into(weights, neurons, values, workspace, &mut y)?;
+        Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts))
+    })
+}
+
+/// [`ffn`] on slices: adds the output for `x` `[n_tokens, d_model]` to `y`, which is as long.
+pub(crate) fn ffn_into(
+    weights: &FfnWeights,
+    neurons: Neurons<'_>,
+    x: &[f32],
+    workspace: &mut Workspace,
+    y: &mut [f32],
+) -> Result<FfnCounts, OpError> {
     let activation = weights.activation;
     if !matches!(neurons, Neurons::All) && !activation.is_sparse() {
         return Err(OpError::NotSparse { activation: activation.name() });
     }
-    with_rows("ffn", "x", x, weights.d_model(), |values| {
-        let mut y = vec![0.0; values.len()];
-        let kernels = RowKernels::best();
-        let Workspace { inputs, activations, step, by_output, predictor, .. } = workspace;
-        let formats = [Some(&weights.gate), weights.up.as_ref()];
-        let formats = formats.map(|matrix| matrix.unwrap_or(&weights.gate).format());
-        let inputs = Inputs::new(kernels, &formats, weights.d_model(), values, inputs);
-        let run = Run { weights, kernels, x: inputs };
-        if let Some(down) = &weights.down_by_output {
-            let counts = run.down_by_output(down, neurons, by_output, &mut y)?;
-            return Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts));
+    let kernels = RowKernels::best();
+    let Workspace { inputs, activations, step, by_output, predictor, .. } = workspace;
+    let formats = [Some(&weights.gate), weights.up.as_ref()];
+    let formats = formats.map(|matrix| matrix.unwrap_or(&weights.gate).format());
+    let inputs = Inputs::new(kernels, &formats, weights.d_model(), x, inputs);
+    let run = Run { weights, kernels, x: inputs };
+    if let Some(down) = &weights.down_by_output {
+        return run.down_by_output(down, neurons, by_output, y);
+    }
+    run.check(neurons)?;
+    Ok(match (inputs.n_tokens(), neurons) {
+        (0, _) => FfnCounts::default(),
+        (1, _) => {
+            let seen = predictor.prepare(kernels, neurons, x);
+            run.one_token(neurons, seen, step, y)
         }
-        run.check(neurons)?;
-        let counts = match (inputs.n_tokens(), neurons) {
-            (0, _) => FfnCounts::default(),
-            (1, _) => {
-                let seen = predictor.prepare(kernels, neurons, values);
-                run.one_token(neurons, seen, step, &mut y)
-            }
-            (_, Neurons::Estimated(..) | Neurons::Scored(_)) => {
-                let began = Instant::now();
-                let bytes = predictor.pick(kernels, neurons, values);
-                let elapsed_ns = nanoseconds(began);
-                let neurons = Neurons::FiringOf(&predictor.picks);
-                let mut counts = run.many_tokens(neurons, activations, &mut y);
-                counts.predictor_ns += elapsed_ns;
-                counts.bytes += bytes as u64;
-                counts
-            }
-            _ => run.many_tokens(neurons, activations, &mut y),
-        };
-        Ok((Tensor::from_vec(y, x.shape(), &Device::Cpu)?, counts))
+        (_, Neurons::Estimated(..) | Neurons::Scored(_)) => {
+            let began = Instant::now();
+            let bytes = predictor.pick(kernels, neurons, x);
+            let elapsed_ns = nanoseconds(began);
+            let neurons = Neurons::FiringOf(&predictor.picks);
+            let mut counts = run.many_tokens(neurons, activations, y);
+            counts.predictor_ns += elapsed_ns;
+            counts.bytes += bytes as u64;
+            counts
+        }
+        _ => run.many_tokens(neurons, activations, y),
     })
 }
 
@@ -362,7 +386,7 @@ impl Run<'_> {
 }
 
 impl FfnCounts {
-    fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.fired += other.fired;
         self.ran += other.ran;
         self.bytes += other.bytes;

@@ -78,6 +78,42 @@ impl GateEstimate {
         &self.rows
     }
 
+    /// The estimate of some of the neurons, copied: it picks exactly those of them that this one
+    /// picks.
+    ///
+    /// # Errors
+    /// [`OpError::IdOutOfRange`] if an id is beyond the rows, [`OpError::Allocation`].
+    pub fn pick_rows(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        let rows = self.rows.pick_rows(ids)?;
+        let padded = ids.len().next_multiple_of(GROUP_ROWS);
+        let pick = |values: &[f32]| {
+            let mut picked: Vec<f32> =
+                ids.as_slice().iter().map(|&id| values[id as usize]).collect();
+            picked.resize(padded, 0.0);
+            picked.into()
+        };
+        Ok(Self { rows, cuts: pick(&self.cuts), deviations: pick(&self.deviations) })
+    }
+
+    /// Bytes in memory, padding included.
+    #[must_use]
+    pub fn resident_bytes(&self) -> usize {
+        let values = (self.cuts.len() + self.deviations.len()) * size_of::<f32>();
+        self.rows.resident_bytes() + values
+    }
+
+    /// What the product of each neuron must exceed, `[n_neurons]`.
+    #[must_use]
+    pub fn cuts(&self) -> &[f32] {
+        &self.cuts[..self.rows.n_rows()]
+    }
+
+    /// The standard deviation of each product's error for an input of norm 1, `[n_neurons]`.
+    #[must_use]
+    pub fn deviations(&self) -> &[f32] {
+        &self.deviations[..self.rows.n_rows()]
+    }
+
     /// Bytes that picking for a token reads.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
@@ -209,6 +245,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_part_of_the_rows_picks_its_part_of_the_neurons() {
+        let (n, d, n_tokens) = (75, 70, 4);
+        let x = Seeded::new(2).normal(n_tokens * d);
+        let bias = Seeded::new(4).normal(n);
+        for (format, share) in LowBitFormat::ALL.into_iter().zip([0.3, 0.5, 0.9]) {
+            let gate = gate(n, d);
+            let whole = GateEstimate::new(format, &gate, Some(&bias), Activation::Relu).unwrap();
+            let ids = NeuronIds::from_sorted(Seeded::new(3).ids(n, share)).unwrap();
+            let part = whole.pick_rows(&ids).unwrap();
+            let (mut all, mut some) = (Vec::new(), Vec::new());
+            whole.pick(&x, 0.5, &mut all);
+            part.pick(&x, 0.5, &mut some);
+            let restricted: Vec<NeuronIds> = all.iter().map(|all| all.restrict(&ids)).collect();
+            assert_eq!(some, restricted, "{format}");
+            assert!(part.resident_bytes() >= part.size_bytes());
+        }
+        let whole =
+            GateEstimate::new(LowBitFormat::Bits2, &gate(n, d), None, Activation::Relu).unwrap();
+        let beyond = NeuronIds::from_sorted(vec![75]).unwrap();
+        assert!(matches!(whole.pick_rows(&beyond), Err(OpError::IdOutOfRange { id: 75, .. })));
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! | [`sparse_matvec`] | `mask ⊙ (x · Wᵀ)`: gate and up | the picked rows |
 //! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
 //! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
-//! | [`linear`], [`linear_into`] | `x · Wᵀ + b` | all rows |
+//! | [`linear`], [`linears`], [`linear_into`] | `x · Wᵀ + b` | all rows |
 //! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
 //! | [`embed`] | rows by token id | one row a token |
 //! | [`residual_add`], [`add_bias`] | sums of activations | – |
@@ -44,6 +44,12 @@
 //!
 //! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].
 //!
+//! # Fast devices
+//!
+//! A [`FastDevice`] holds the hot rows of a feed-forward network within a budget and computes them
+//! while the CPU computes the others: [`HeldFfn::start`] queues the work, [`PendingFfn::wait`] adds
+//! its partial output. [`StandIn`] is one made of threads.
+//!
 //! # Examples
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -71,9 +77,11 @@ mod bytes;
 mod cpu;
 mod embedding;
 mod error;
+mod fast_device;
 mod ffn;
 mod format;
 mod gate_estimate;
+mod linears;
 mod low_bit_matrix;
 mod mask;
 mod matrix;
@@ -81,6 +89,7 @@ mod par_fill;
 mod residual;
 mod sparse_axpy;
 mod sparse_matvec;
+mod stand_in;
 mod tensor;
 mod threads;
 mod workspace;
@@ -90,10 +99,15 @@ pub use bandwidth::{ReadBandwidth, read_bandwidth};
 pub use cpu::RowKernels;
 pub use embedding::embed;
 pub use error::OpError;
+pub use fast_device::{
+    DeviceMemory, FastDevice, HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor,
+    open_cuda,
+};
 pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations};
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
+pub use linears::linears;
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};
 pub use matrix::{NeuronMatrix, SharedBytes};
@@ -101,6 +115,7 @@ pub use par_fill::par_fill;
 pub use residual::{add_bias, residual_add};
 pub use sparse_axpy::{SparseAxpy, sparse_axpy};
 pub use sparse_matvec::{SparseMatvec, linear, linear_into, sparse_matvec};
+pub use stand_in::{ModelledSpeed, StandIn, StandInFailure, StandInOptions};
 pub use tensor::with_f32;
 pub use threads::ThreadPool;
 pub use workspace::Workspace;

@@ -22,6 +22,7 @@ use crate::cpu::int8::{self, InputGroup};
 use crate::cpu::low_bit::{GROUP_ROWS, LowBitKernels};
 use crate::error::OpError;
 use crate::format::low_bit::{BLOCK, LowBitFormat};
+use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
 
 /// Columns of a quad.
@@ -83,6 +84,37 @@ impl LowBitMatrix {
         Ok(Self { bytes: Arc::new(bytes), format, n_rows, n_columns, errors: errors.into() })
     }
 
+    /// Copies some rows into a matrix of their own, number by number: the estimates of a row stay
+    /// the same bits.
+    ///
+    /// # Errors
+    /// [`OpError::IdOutOfRange`] if an id is beyond the rows, [`OpError::Allocation`].
+    pub fn pick_rows(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        if let Some(id) = ids.last().filter(|&id| id as usize >= self.n_rows) {
+            let op = "LowBitMatrix::pick_rows";
+            return Err(OpError::IdOutOfRange { op, id, n_rows: self.n_rows });
+        }
+        let (format, n_blocks) = (self.format, self.n_columns.div_ceil(BLOCK));
+        let stride = Self::group_bytes(format, n_blocks);
+        let mut bytes = AlignedBytes::zeroed(ids.len().div_ceil(GROUP_ROWS) * stride)?;
+        let from = self.bytes.as_slice();
+        for (row, &id) in ids.as_slice().iter().enumerate() {
+            let (to_group, from_group) = (row / GROUP_ROWS, id as usize / GROUP_ROWS);
+            let to = &mut bytes.as_mut_slice()[to_group * stride..][..stride];
+            let from = &from[from_group * stride..][..stride];
+            copy_row(format, n_blocks, (from, id as usize % GROUP_ROWS), (to, row % GROUP_ROWS));
+        }
+        let errors = ids.as_slice().iter().map(|&id| self.errors[id as usize]).collect();
+        let (bytes, n_rows) = (Arc::new(bytes), ids.len());
+        Ok(Self { bytes, format, n_rows, n_columns: self.n_columns, errors })
+    }
+
+    /// Bytes in memory, padding and the rows' errors included.
+    #[must_use]
+    pub fn resident_bytes(&self) -> usize {
+        self.bytes.as_slice().len() + self.errors.len() * size_of::<f32>()
+    }
+
     /// Rows.
     #[must_use]
     pub fn n_rows(&self) -> usize {
@@ -105,6 +137,39 @@ impl LowBitMatrix {
     #[must_use]
     pub fn errors(&self) -> &[f32] {
         &self.errors
+    }
+
+    /// Number `column` of a row, as another device's copy holds it, too.
+    ///
+    /// # Panics
+    /// If row or column is out of range.
+    #[must_use]
+    pub fn number(&self, row: usize, column: usize) -> u8 {
+        assert!(column < self.n_columns, "column {column} of {}", self.n_columns);
+        let (numbers, _) = self.group(row);
+        let block = &numbers[column / BLOCK * number_bytes(self.format)..];
+        number_at(self.format, block, row % GROUP_ROWS, column % BLOCK)
+    }
+
+    /// The scale of a block of 32 numbers.
+    ///
+    /// # Panics
+    /// If row or block is out of range.
+    #[must_use]
+    pub fn scale(&self, row: usize, block: usize) -> f16 {
+        let (_, scales) = self.group(row);
+        let scale = &scales[block * scale_bytes() + row % GROUP_ROWS * size_of::<f16>()..];
+        f16::from_le_bytes([scale[0], scale[1]])
+    }
+
+    /// Numbers and scales of the group of a row.
+    fn group(&self, row: usize) -> (&[u8], &[u8]) {
+        assert!(row < self.n_rows, "row {row} of {}", self.n_rows);
+        let n_blocks = self.n_columns.div_ceil(BLOCK);
+        let stride = Self::group_bytes(self.format, n_blocks);
+        let bytes = &self.bytes.as_slice()[row / GROUP_ROWS * stride..][..stride];
+        let (numbers, rest) = bytes.split_at(n_blocks * number_bytes(self.format));
+        (numbers, &rest[..n_blocks * scale_bytes()])
     }
 
     /// Bytes that a pass over all rows reads.
@@ -138,11 +203,8 @@ impl LowBitMatrix {
         x: &LowBitInput,
     ) -> [f32; GROUP_ROWS] {
         assert_eq!(x.n_values, self.n_columns, "as many values as columns");
-        let n_blocks = self.n_columns.div_ceil(BLOCK);
-        let stride = Self::group_bytes(self.format, n_blocks);
-        let bytes = &self.bytes.as_slice()[group * stride..][..stride];
-        let (numbers, rest) = bytes.split_at(n_blocks * number_bytes(self.format));
-        kernels.estimate(self.format, numbers, &rest[..n_blocks * scale_bytes()], x)
+        let (numbers, scales) = self.group(group * GROUP_ROWS);
+        kernels.estimate(self.format, numbers, scales, x)
     }
 
     /// Bytes of a group, whole cache lines.
@@ -214,6 +276,30 @@ fn encode_row(format: LowBitFormat, bytes: &mut [u8], r: usize, values: &[f32]) 
     square.sqrt()
 }
 
+/// Copies a row of a group to a row of an empty one.
+fn copy_row(
+    format: LowBitFormat,
+    n_blocks: usize,
+    (from, from_row): (&[u8], usize),
+    (to, to_row): (&mut [u8], usize),
+) {
+    let (number_bytes, scale_bytes) = (number_bytes(format), scale_bytes());
+    for at in 0..n_blocks {
+        let numbers = at * number_bytes..(at + 1) * number_bytes;
+        for column in 0..BLOCK {
+            let mut left = number_at(format, &from[numbers.clone()], from_row, column);
+            for (byte, shift, bits) in places(format, to_row, column) {
+                to[numbers.start + byte] |= (left & ((1u8 << bits) - 1)) << shift;
+                left >>= bits;
+            }
+        }
+        let scales = n_blocks * number_bytes + at * scale_bytes;
+        let place =
+            |row: usize| scales + row * size_of::<f16>()..scales + (row + 1) * size_of::<f16>();
+        to[place(to_row)].copy_from_slice(&from[place(from_row)]);
+    }
+}
+
 /// A token rounded to 8 bits, in the order that groups are laid out for.
 #[derive(Debug, Default)]
 pub(crate) struct LowBitInput {
@@ -260,6 +346,14 @@ impl LowBitInput {
     }
 
     /// Bytes held at present.
+    /// Bytes for a token.
+    pub(crate) fn bytes_at_most(n_values: usize) -> usize {
+        let n_blocks = n_values.div_ceil(BLOCK);
+        // numbers, padded values, scales and sums
+        let of_block = BLOCK + (BLOCK + 2) * size_of::<f32>();
+        n_blocks * of_block + int8::n_groups(n_values) * size_of::<InputGroup>()
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         let floats = self.scales.capacity() + self.sums.capacity() + self.padded.capacity();
         self.quads.capacity() * QUAD

@@ -84,6 +84,12 @@ impl NeuronIds {
         self.0.push(id);
     }
 
+    /// Replaces the ids by those of another list, in the memory that there is.
+    pub(crate) fn copy_from(&mut self, ids: &NeuronIds) {
+        self.0.clear();
+        self.0.extend_from_slice(&ids.0);
+    }
+
     /// Positions within `to` of the ids that are in both: a shard that holds the neurons `to`
     /// runs these of its rows.
     #[must_use]

@@ -257,6 +257,12 @@ impl NeuronMatrix {
             let order = ids.as_slice().iter().map(place).collect();
             return Ok(Self { order: Some(order), n_neurons: ids.len(), ..self.clone() });
         }
+        self.copy_rows(ids)
+    }
+
+    /// Copies some rows into a matrix of their own, wherever they lie.
+    pub(crate) fn copy_rows(&self, ids: &NeuronIds) -> Result<Self, OpError> {
+        self.check_ids("NeuronMatrix::copy_rows", ids)?;
         Self::try_from_rows(self.format, ids.len(), self.d_model, |row, bytes| {
             bytes.copy_from_slice(self.row(ids.as_slice()[row] as usize));
             Ok(())

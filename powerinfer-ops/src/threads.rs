@@ -34,6 +34,14 @@ impl ThreadPool {
     /// [`OpError::ThreadCount`] for more than 1024, [`OpError::ThreadPool`] if the system refuses the
     /// threads.
     pub fn new(n_threads: Option<NonZeroUsize>) -> Result<Self, OpError> {
+        Self::named("powerinfer", n_threads)
+    }
+
+    /// [`new`](Self::new) with threads of another name.
+    pub(crate) fn named(
+        name: &'static str,
+        n_threads: Option<NonZeroUsize>,
+    ) -> Result<Self, OpError> {
         if let Some(found) = n_threads.map(usize::from).filter(|&found| found > MAX_THREADS) {
             return Err(OpError::ThreadCount { found, max: MAX_THREADS });
         }
@@ -41,7 +49,7 @@ impl ThreadPool {
         let n_threads = n_threads.or_else(available).map_or(1, usize::from).min(MAX_THREADS);
         rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads)
-            .thread_name(|index| format!("powerinfer-{index}"))
+            .thread_name(move |index| format!("{name}-{index}"))
             .build()
             .map(|pool| Self(Arc::new(pool)))
             .map_err(|source| OpError::ThreadPool { n_threads, source })
@@ -51,6 +59,11 @@ impl ThreadPool {
     #[must_use]
     pub fn n_threads(&self) -> usize {
         self.0.current_num_threads()
+    }
+
+    /// Gives `work` to the pool.
+    pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        self.0.spawn(work);
     }
 
     /// Runs `work` on the pool and waits for it.

@@ -29,6 +29,20 @@ pub struct Workspace {
 }
 
 impl Workspace {
+    /// An upper bound of what networks of `n_neurons` and a predictor of a rank grow a workspace to,
+    /// if they are given at most `n_tokens` tokens at once and down is stored by neuron.
+    pub(crate) fn ffn_bytes_at_most(
+        [n_neurons, d_model, rank]: [usize; 3],
+        n_tokens: usize,
+    ) -> u64 {
+        let bytes = InputScratch::bytes_at_most(d_model, n_tokens)
+            + Activations::bytes_at_most(n_neurons, n_tokens)
+            + StepScratch::bytes_at_most(n_neurons, d_model)
+            + PredictorScratch::bytes_at_most([n_neurons, d_model, rank], n_tokens);
+        // a vector that grows may double
+        2 * bytes as u64
+    }
+
     /// Bytes held at present.
     #[must_use]
     pub fn size_bytes(&self) -> usize {

@@ -111,9 +111,9 @@ impl Attention {
             Some(rotary) => rotary.apply(&x),
             None => Ok(x),
         };
-        let queries = turned(self.query.forward(x)?)?;
-        let keys = turned(self.key.forward(x)?)?;
-        let values = self.value.forward(x)?;
+        let projections = [&self.query, &self.key, &self.value];
+        let [queries, keys, values] = Linear::forward_all(projections, x, workspace)?;
+        let (queries, keys) = (turned(queries)?, turned(keys)?);
         powerinfer_ops::with_f32(&keys, |keys| {
             powerinfer_ops::with_f32(&values, |values| cache.write(layer, keys, values))
         })?;

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use powerinfer_core::Result;
-use powerinfer_ops::{NeuronMatrix, OpError, linear};
+use powerinfer_ops::{NeuronMatrix, OpError, Workspace, linear, linears};
 
 /// `y = x · Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -30,6 +30,19 @@ impl Linear {
     /// [`OpError`] naming what is wrong with `x`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(linear(&self.weights, self.bias.as_deref(), x)?)
+    }
+
+    /// What several projections make of the same `x`, with less to do between them.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_all<const N: usize>(
+        projections: [&Self; N],
+        x: &Tensor,
+        workspace: &mut Workspace,
+    ) -> Result<[Tensor; N]> {
+        let projections = projections.map(|linear| (&linear.weights, linear.bias.as_deref()));
+        Ok(linears(projections, x, workspace)?)
     }
 
     /// Bytes that a pass reads.

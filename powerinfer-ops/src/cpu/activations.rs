@@ -69,6 +69,12 @@ impl Activations {
         blocks.map(|masks| u64::from(any(masks).count_ones())).sum()
     }
 
+    /// Bytes for so many neurons and tokens.
+    pub(crate) fn bytes_at_most(n_neurons: usize, n_tokens: usize) -> usize {
+        let of_block = size_of::<[f32; PANEL_ROWS]>() + size_of::<u64>();
+        n_neurons.div_ceil(PANEL_ROWS) * n_tokens * of_block
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         self.values.capacity() * size_of::<[f32; PANEL_ROWS]>()
             + self.masks.capacity() * size_of::<u64>()

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::int8::{self, InputGroup};
 use super::panel::{PanelScratch, Unpacked};
 use super::{Products, RowKernels};
-use crate::bytes::AlignedScratch;
+use crate::bytes::{AlignedScratch, LINE_BYTES};
 use crate::format::WeightFormat;
 
 /// Tokens in other forms than they came in.
@@ -17,6 +17,12 @@ pub(crate) struct InputScratch {
 }
 
 impl InputScratch {
+    /// Bytes for `n_tokens` tokens in every form.
+    pub(crate) fn bytes_at_most(d_model: usize, n_tokens: usize) -> usize {
+        let plain = (n_tokens * d_model * size_of::<f32>()).next_multiple_of(LINE_BYTES);
+        plain + n_tokens * int8::n_groups(d_model) * size_of::<InputGroup>()
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         self.plain.size_bytes() + self.int8.size_bytes()
     }

@@ -5,8 +5,14 @@
 //! outputs are summed. So a task takes a chunk of neurons, computes their gate products, lists
 //! those that fire, their up products, and the weighted sum of their down rows; the sums of the
 //! chunks are added in order at the end, as [`rows`] promises. A decode step of llama-1b spends
-//! two waits a layer less that way. Asking for gate, up and down rows as soon as they are known to be
-//! needed, while others are multiplied, was tried: a tenth to a third slower.
+//! two waits a layer less that way.
+//!
+//! Where most neurons of a chunk are picked or fire ([`READ_ALL_SHARE`]), all rows of the chunk are
+//! read and those that are not wanted count as zero: a stream of all is faster than most of them in
+//! pieces. It adds zeros to sums, which changes no bit.
+//!
+//! Asking for gate, up and down rows as soon as they are known to be needed, while others are
+//! multiplied, was tried: a tenth to a third slower.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -19,6 +25,9 @@ use crate::cpu::low_bit::{GROUP_ROWS, LowBitKernels};
 use crate::cpu::rows::{self, CHUNK_ROWS};
 use crate::matrix::NeuronMatrix;
 
+/// Wanted neurons of a chunk, as a share of all, from which on all rows are read.
+const READ_ALL_SHARE: f64 = 0.65;
+
 /// Scratch of a decode step.
 #[derive(Debug, Default)]
 pub(crate) struct StepScratch {
@@ -28,6 +37,12 @@ pub(crate) struct StepScratch {
 }
 
 impl StepScratch {
+    /// Bytes for so many neurons.
+    pub(crate) fn bytes_at_most(n_neurons: usize, d_model: usize) -> usize {
+        let n_chunks = n_neurons.div_ceil(CHUNK_ROWS);
+        n_chunks * (size_of::<Chunk>() + d_model * size_of::<f32>())
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         self.chunks.capacity() * size_of::<Chunk>() + self.sums.capacity() * size_of::<f32>()
     }
@@ -115,6 +130,12 @@ fn bytes_at_least(neurons: Neurons<'_>, weights: &FfnWeights) -> usize {
     }
 }
 
+/// Whether to read all `n_rows` rows of a chunk, of which `n_candidates` are still at hand, where
+/// `n_wanted` are wanted.
+fn read_all(n_wanted: usize, n_rows: usize, n_candidates: usize) -> bool {
+    n_candidates == n_rows && n_wanted as f64 > READ_ALL_SHARE * n_rows as f64
+}
+
 impl Chunk {
     /// The weighted sum of the down rows of the neurons `rows` that are candidates.
     fn run(
@@ -125,11 +146,12 @@ impl Chunk {
         sum: &mut [f32],
     ) {
         let (weights, kernels) = (run.weights, run.kernels);
-        let n_candidates = self.start(run, neurons, seen, rows);
-        let fired = self.h[..n_candidates].iter().filter(|&&h| h != 0.0).count();
-        let keep_all = matches!(neurons, Neurons::All);
+        let n_rows = rows.len();
+        let (picked, n_candidates) = self.start(run, neurons, seen, rows);
+        let fired = self.n_firing(n_candidates);
+        let keep_all = matches!(neurons, Neurons::All) || read_all(fired, n_rows, n_candidates);
         let n = if keep_all { n_candidates } else { self.keep_firing(n_candidates) };
-        let mut ran = n;
+        let mut n_down = n;
         if let Some(matrix) = &weights.up {
             let ids = &self.ids[..n];
             let row_ops = kernels.primitives(matrix.format());
@@ -137,41 +159,53 @@ impl Chunk {
             for k in 0..n {
                 self.h[k] = weights.gated(self.ids[k] as usize, self.h[k], self.up[k]);
             }
-            ran = if keep_all { n } else { self.keep_firing(n) };
+            n_down = if keep_all { n } else { self.keep_firing(n) };
         }
-        let (ids, down) = (&self.ids[..ran], &weights.down);
+        let (ids, down) = (&self.ids[..n_down], &weights.down);
         let row_ops = kernels.primitives(down.format());
         sum.fill(0.0);
-        rows::axpy_entries(row_ops, |k| down.row(ids[k] as usize), &self.h[..ran], sum);
+        rows::axpy_entries(row_ops, |k| down.row(ids[k] as usize), &self.h[..n_down], sum);
         let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
-        let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + ran * down.row_bytes();
+        let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + n_down * down.row_bytes();
+        let ran = if matches!(neurons, Neurons::All) { n_down } else { self.n_firing(n_down) };
         self.counts = FfnCounts {
             fired: fired as u64,
             ran: ran as u64,
             bytes: bytes as u64,
-            picked: n_candidates as u64,
+            picked: picked as u64,
             predictor_ns: self.predictor_ns,
         };
     }
 
-    /// Fills `ids` and `h` with the candidates among `rows` and their activations; returns how
-    /// many there are.
+    /// Fills `ids` and `h` with the candidates among `rows` and their activations; returns how many
+    /// were picked and how many there are: more if it is faster to take all, then those that were
+    /// not picked do not fire.
     fn start(
         &mut self,
         run: &Run<'_>,
         neurons: Neurons<'_>,
         seen: Seen<'_>,
         rows: Range<usize>,
-    ) -> usize {
-        let len = self.pick(run, neurons, seen, rows);
+    ) -> (usize, usize) {
+        let picked = self.pick(run, neurons, seen, rows.clone());
+        let all = read_all(picked, rows.len(), rows.len()) && picked < rows.len();
+        let mut left_out = [false; CHUNK_ROWS];
+        if all {
+            left_out.fill(true);
+            for &id in &self.ids[..picked] {
+                left_out[id as usize - rows.start] = false;
+            }
+            self.list(rows.clone());
+        }
+        let len = if all { rows.len() } else { picked };
         let (ids, h) = (&self.ids[..len], &mut self.h[..len]);
         let gate = &run.weights.gate;
         let row_ops = run.kernels.primitives(gate.format());
         rows::dot_rows(row_ops, |k| gate.row(ids[k] as usize), run.x, h);
-        for (h, &id) in h.iter_mut().zip(ids) {
-            *h = run.weights.activate(id as usize, *h);
+        for ((h, &id), left_out) in h.iter_mut().zip(ids).zip(left_out) {
+            *h = if left_out { 0.0 } else { run.weights.activate(id as usize, *h) };
         }
-        len
+        (picked, len)
     }
 
     /// Fills `ids` with the candidates among `rows`; returns how many there are.
@@ -210,13 +244,23 @@ impl Chunk {
                 len
             }
             _ => {
-                // ids are u32: a matrix has no more rows
-                self.ids.iter_mut().zip(rows.clone()).for_each(|(id, row)| *id = row as u32);
+                self.list(rows.clone());
                 return rows.len();
             }
         };
         self.predictor_ns = nanoseconds(began);
         len
+    }
+
+    /// Lists all of `rows`.
+    fn list(&mut self, rows: Range<usize>) {
+        // ids are u32: a matrix has no more rows
+        self.ids.iter_mut().zip(rows).for_each(|(id, row)| *id = row as u32);
+    }
+
+    /// How many of the first `n` neurons fire.
+    fn n_firing(&self, n: usize) -> usize {
+        self.h[..n].iter().filter(|&&h| h != 0.0).count()
     }
 
     /// Drops those of the first `n` neurons whose `h` is zero; returns how many are left.

@@ -63,6 +63,15 @@ impl PredictorScratch {
         neurons.predictor_bytes()
     }
 
+    /// Bytes for so many tokens, with lists of all neurons.
+    pub(crate) fn bytes_at_most([n_neurons, d_model, rank]: [usize; 3], n_tokens: usize) -> usize {
+        // scores and ids
+        let per_neuron = size_of::<f32>() + size_of::<u32>();
+        LowBitInput::bytes_at_most(d_model)
+            + InputScratch::bytes_at_most(rank, n_tokens)
+            + n_tokens * n_neurons * per_neuron
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         let picks: usize = self.picks.iter().map(NeuronIds::len).sum();
         self.input.size_bytes()
@@ -124,6 +133,6 @@ impl NeuronScores<'_> {
     }
 }
 
-pub(super) fn nanoseconds(began: Instant) -> u64 {
+pub(crate) fn nanoseconds(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

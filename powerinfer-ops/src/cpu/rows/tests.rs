@@ -394,3 +394,42 @@ fn folding_reads_every_byte_in_every_table() {
         }
     }
 }
+
+#[test]
+fn rows_at_odd_addresses_and_in_another_order_give_the_same_bits() {
+    for (format, kernels) in cases() {
+        for d in lengths(format) {
+            let (n, n_tokens) = (70, 5);
+            let w = matrix(format, n, d, 17);
+            let order: Vec<u32> = (0..n as u32).map(|row| (row * 3 + 1) % n as u32).collect();
+            for first in [1, 3] {
+                let mut bytes = vec![0xA5; first];
+                let mut places: Vec<usize> = (0..n).collect();
+                places.sort_by_key(|&row| order[row]);
+                places.into_iter().for_each(|row| bytes.extend_from_slice(w.row(row)));
+                let range = first..bytes.len();
+                let bytes = crate::SharedBytes::new(std::sync::Arc::new(bytes), range);
+                let order = Some(order.clone().into());
+                let odd = NeuronMatrix::from_shared(format, [n, d], bytes, order).unwrap();
+                let x = Seeded::new(18).normal(n_tokens * d);
+                let scales = Seeded::new(19).normal(n_tokens * n);
+                let run = |w: &NeuronMatrix| {
+                    let mut products = vec![0.0; n_tokens * n];
+                    matvec(kernels, w, &x, &mut products);
+                    let mut sums = vec![0.0; n_tokens * d];
+                    axpy(kernels, w, &scales, false, &mut sums);
+                    for ids in [vec![], vec![0, 5, 6, 7, 69], (0..n as u32).collect()] {
+                        let mut picked = vec![0.0; ids.len()];
+                        matvec_picked(kernels, w, &ids, &x[..d], &mut picked);
+                        products.extend(picked);
+                        let mut sum = vec![0.0; d];
+                        axpy_picked(kernels, w, (&ids, &scales[..ids.len()]), &mut sum);
+                        sums.extend(sum);
+                    }
+                    (products, sums)
+                };
+                assert!(run(&odd) == run(&w), "{format} {kernels:?} d {d} at {first}");
+            }
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Kernels with their grids and arguments: one function a step.
+//!
+//! Grids do not depend on how many neurons fire, which only the device knows: they are as large as
+//! keeps a device busy, and kernels walk the lists.
+
+use super::queue::{Address, Arg, Launch, Queue};
+use super::row_layout::{BLOCK, LowBitLayout, RowLayout};
+use crate::Activation;
+
+/// Threads of a block of the kernels that give a warp a row.
+const ROW_THREADS: u32 = 128;
+/// Warps of such a block.
+const ROW_WARPS: usize = ROW_THREADS as usize / 32;
+/// Blocks of them that keep a large device busy: eight on each of 132 multiprocessors, twice.
+const MANY_BLOCKS: usize = 2112;
+/// Threads of a block that adds up rows, a piece of sixteen bytes each.
+const AXPY_THREADS: u32 = 128;
+const SUM_THREADS: u32 = 256;
+const COMPACT_THREADS: u32 = 1024;
+const QUANTIZE_THREADS: u32 = 256;
+/// Tokens that share a row that was read, where there are several.
+const TOKEN_TILE: usize = 4;
+/// Parts that the neurons are cut into where their rows are added up.
+const PARTS: usize = 64;
+
+/// Rows of weights on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceRows {
+    /// Where they begin.
+    pub address: Address,
+    /// How they lie.
+    pub layout: RowLayout,
+    /// How many there are.
+    pub n_rows: usize,
+}
+
+/// Tokens on the device, as formats take them.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceInput {
+    /// `[n_tokens, n_columns]` f32.
+    pub values: Address,
+    /// What [`quantize`] writes; may be null if no matrix takes whole numbers.
+    pub numbers: Numbers,
+    /// Values of a token.
+    pub n_columns: usize,
+    /// Tokens; at least one.
+    pub n_tokens: usize,
+}
+
+/// Where a token's rounded values lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbers {
+    /// `[n_tokens, n_blocks · 32]` i8.
+    pub numbers: Address,
+    /// `[n_tokens, n_blocks]`: scale and sum of a block, both f32.
+    pub scales: Address,
+    /// `[n_tokens]` f32: Euclidean norms.
+    pub norms: Address,
+}
+
+/// Blocks that tokens of `n_columns` values are rounded in: whole pieces of every format.
+#[must_use]
+pub fn n_blocks(n_columns: usize) -> usize {
+    n_columns.div_ceil(2 * BLOCK) * 2
+}
+
+/// Which rows are computed.
+#[derive(Debug, Clone, Copy)]
+pub enum Rows {
+    /// All of them.
+    All,
+    /// Those of a list, ascending.
+    Listed {
+        /// u32 ids.
+        ids: Address,
+        /// How many there are, a u32.
+        count: Address,
+    },
+}
+
+/// What becomes of a product.
+#[derive(Debug, Clone, Copy)]
+pub struct Finish {
+    /// `[n_rows]` f32, or null.
+    pub bias: Address,
+    /// What is applied to a product with its bias.
+    pub then: Then,
+    /// What that is multiplied with, laid out as the result, or null. Where it is zero, so is the
+    /// result.
+    pub factor: Address,
+}
+
+impl Finish {
+    /// The product itself.
+    pub const NOTHING: Self =
+        Self { bias: Address::NULL, then: Then::Nothing, factor: Address::NULL };
+}
+
+/// What is applied to a product.
+#[derive(Debug, Clone, Copy)]
+pub enum Then {
+    /// It stays as it is.
+    Nothing,
+    /// An activation function.
+    Activation(Activation),
+    /// 1 where it reaches a threshold or is not a number, else 0.
+    Reaches(f32),
+}
+
+impl Then {
+    /// Its number in `rt.cuh`, and its threshold.
+    fn code(self) -> (i32, f32) {
+        match self {
+            Self::Activation(Activation::Relu) => (1, 0.0),
+            Self::Activation(Activation::FatRelu { threshold }) => (1, threshold),
+            Self::Activation(Activation::Silu) => (2, 0.0),
+            Self::Activation(Activation::Gelu) => (3, 0.0),
+            Self::Reaches(threshold) => (4, threshold),
+            _ => (0, 0.0),
+        }
+    }
+}
+
+/// `out[t, k]`: the products of rows and tokens, finished. `out` has `stride` places a token.
+///
+/// # Errors
+/// The queue's.
+pub fn matvec<Q: Queue>(
+    queue: &Q,
+    weights: &DeviceRows,
+    rows: Rows,
+    x: &DeviceInput,
+    finish: Finish,
+    (out, stride): (Address, usize),
+) -> Result<(), Q::Error> {
+    if weights.n_rows == 0 {
+        return Ok(());
+    }
+    let tile = token_tile(x.n_tokens);
+    let (ids, count) = rows.addresses();
+    let (act, threshold) = finish.then.code();
+    let layout = &weights.layout;
+    queue.launch(&Launch {
+        file: "sparse_matvec",
+        kernel: &format!("sparse_matvec_{}_{tile}", layout.format.name()),
+        grid: [row_blocks(weights.n_rows), x.n_tokens.div_ceil(tile) as u32, 1],
+        threads: ROW_THREADS,
+        args: &[
+            weights.address.into(),
+            Arg::Size(layout.stride as u64),
+            layout.n_pieces.into(),
+            ids.into(),
+            count.into(),
+            weights.n_rows.into(),
+            x.values.into(),
+            x.numbers.numbers.into(),
+            x.numbers.scales.into(),
+            layout.n_columns.into(),
+            n_blocks(layout.n_columns).into(),
+            x.n_tokens.into(),
+            finish.bias.into(),
+            finish.factor.into(),
+            Arg::Int(act),
+            threshold.into(),
+            out.into(),
+            stride.into(),
+        ],
+    })
+}
+
+/// How neurons are cut into parts whose rows are added up on their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parts {
+    /// Neurons of a part.
+    pub len: usize,
+    /// How many there are.
+    pub n: usize,
+}
+
+impl Parts {
+    /// The parts of some neurons: a cut that depends on nothing else.
+    #[must_use]
+    pub fn of(n_neurons: usize) -> Self {
+        let len = n_neurons.div_ceil(PARTS).max(1);
+        Self { len, n: n_neurons.div_ceil(len) }
+    }
+
+    /// Bytes of the sums of all parts.
+    #[must_use]
+    pub fn sums_bytes(&self, n_tokens: usize, n_columns: usize) -> usize {
+        self.n * n_tokens * n_columns * size_of::<f32>()
+    }
+}
+
+/// Rows to add up, with their weights.
+#[derive(Debug, Clone, Copy)]
+pub struct Addends {
+    /// The list, or all.
+    pub rows: Rows,
+    /// Where each part begins in the list: what [`compact`] wrote. Null for all rows.
+    pub starts: Address,
+    /// `[n_tokens, stride]` f32: what the rows are multiplied with.
+    pub scales: Address,
+    /// Places of a token in `scales`.
+    pub stride: usize,
+    /// Tokens; at least one.
+    pub n_tokens: usize,
+}
+
+/// `out[t]`: the sums of the listed rows, each times its scale, and of `add[t]` if that is not null.
+/// `sums` has [`Parts::sums_bytes`].
+///
+/// # Errors
+/// The queue's.
+pub fn axpy<Q: Queue>(
+    queue: &Q,
+    weights: &DeviceRows,
+    addends: &Addends,
+    sums: Address,
+    [add, out]: [Address; 2],
+) -> Result<(), Q::Error> {
+    let (layout, parts) = (&weights.layout, Parts::of(weights.n_rows));
+    let n_values = addends.n_tokens * layout.n_columns;
+    if n_values == 0 {
+        return Ok(());
+    }
+    let tile = token_tile(addends.n_tokens);
+    let (ids, _) = addends.rows.addresses();
+    if parts.n > 0 {
+        let columns = layout.n_pieces.div_ceil(AXPY_THREADS as usize);
+        queue.launch(&Launch {
+            file: "sparse_axpy",
+            kernel: &format!("sparse_axpy_{}_{tile}", layout.format.name()),
+            grid: [columns as u32, parts.n as u32, addends.n_tokens.div_ceil(tile) as u32],
+            threads: AXPY_THREADS,
+            args: &[
+                weights.address.into(),
+                Arg::Size(layout.stride as u64),
+                layout.n_pieces.into(),
+                ids.into(),
+                weights.n_rows.into(),
+                addends.starts.into(),
+                parts.len.into(),
+                addends.scales.into(),
+                addends.stride.into(),
+                addends.n_tokens.into(),
+                layout.n_columns.into(),
+                sums.into(),
+            ],
+        })?;
+    }
+    queue.launch(&Launch {
+        file: "sparse_axpy",
+        kernel: "sum_parts",
+        grid: [n_values.div_ceil(SUM_THREADS as usize) as u32, 1, 1],
+        threads: SUM_THREADS,
+        args: &[sums.into(), parts.n.into(), n_values.into(), add.into(), out.into()],
+    })
+}
+
+/// What is made into a list.
+#[derive(Debug, Clone, Copy)]
+pub struct Entries {
+    /// `[n_tokens, stride]` f32.
+    pub values: Address,
+    /// Places of a token.
+    pub stride: usize,
+    /// Tokens; at least one.
+    pub n_tokens: usize,
+    /// The neurons that the entries belong to.
+    pub rows: Rows,
+    /// All neurons.
+    pub n_neurons: usize,
+}
+
+/// A list on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct List {
+    /// u32 ids, a place for each neuron.
+    pub ids: Address,
+    /// `[n_tokens, stride]` f32 with the stride of what it was made of: the values of its neurons;
+    /// or null.
+    pub values: Address,
+    /// Two u32: its length, and how many values its neurons have, summed over tokens.
+    pub counts: Address,
+    /// u32, one more than there are [`Parts`].
+    pub starts: Address,
+}
+
+impl List {
+    /// The rows that it lists.
+    #[must_use]
+    pub fn rows(&self) -> Rows {
+        Rows::Listed { ids: self.ids, count: self.counts }
+    }
+}
+
+/// Lists the entries with a value for any token, ascending.
+///
+/// # Errors
+/// The queue's.
+pub fn compact<Q: Queue>(queue: &Q, entries: &Entries, list: &List) -> Result<(), Q::Error> {
+    let (ids, count) = entries.rows.addresses();
+    let parts = Parts::of(entries.n_neurons);
+    queue.launch(&Launch {
+        file: "compact",
+        kernel: "compact",
+        grid: [1, 1, 1],
+        threads: COMPACT_THREADS,
+        args: &[
+            entries.values.into(),
+            entries.stride.into(),
+            entries.n_tokens.into(),
+            ids.into(),
+            count.into(),
+            entries.n_neurons.into(),
+            list.ids.into(),
+            list.values.into(),
+            list.counts.into(),
+            list.starts.into(),
+            parts.len.into(),
+            parts.n.into(),
+        ],
+    })
+}
+
+/// Rounds tokens to eight bits and takes their norms.
+///
+/// # Errors
+/// The queue's.
+pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput) -> Result<(), Q::Error> {
+    let Numbers { numbers, scales, norms } = x.numbers;
+    queue.launch(&Launch {
+        file: "quantize",
+        kernel: "quantize",
+        grid: [x.n_tokens as u32, 1, 1],
+        threads: QUANTIZE_THREADS,
+        args: &[
+            x.values.into(),
+            x.n_columns.into(),
+            n_blocks(x.n_columns).into(),
+            numbers.into(),
+            scales.into(),
+            norms.into(),
+        ],
+    })
+}
+
+/// A low-bit copy of a gate on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceEstimate {
+    /// Where its rows begin.
+    pub address: Address,
+    /// How they lie.
+    pub layout: LowBitLayout,
+    /// How many there are.
+    pub n_rows: usize,
+    /// `[n_rows]` f32: what a product must exceed.
+    pub cuts: Address,
+    /// `[n_rows]` f32: deviations of a product's error for an input of norm 1.
+    pub deviations: Address,
+}
+
+/// `picks[t, i]`: 1 where the copy lets neuron `i` fire, else 0. The tokens have been [`quantize`]d.
+///
+/// # Errors
+/// The queue's.
+pub fn gate_estimate<Q: Queue>(
+    queue: &Q,
+    estimate: &DeviceEstimate,
+    x: &DeviceInput,
+    margin: f32,
+    picks: Address,
+) -> Result<(), Q::Error> {
+    if estimate.n_rows == 0 {
+        return Ok(());
+    }
+    let layout = &estimate.layout;
+    queue.launch(&Launch {
+        file: "gate_estimate",
+        kernel: &format!("gate_estimate_{}", layout.bits),
+        grid: [row_blocks(estimate.n_rows), x.n_tokens as u32, 1],
+        threads: ROW_THREADS,
+        args: &[
+            estimate.address.into(),
+            Arg::Size(layout.stride as u64),
+            layout.n_pieces.into(),
+            estimate.n_rows.into(),
+            x.numbers.numbers.into(),
+            x.numbers.scales.into(),
+            n_blocks(x.n_columns).into(),
+            x.numbers.norms.into(),
+            margin.into(),
+            estimate.cuts.into(),
+            estimate.deviations.into(),
+            picks.into(),
+        ],
+    })
+}
+
+impl Rows {
+    fn addresses(self) -> (Address, Address) {
+        match self {
+            Self::All => (Address::NULL, Address::NULL),
+            Self::Listed { ids, count } => (ids, count),
+        }
+    }
+}
+
+fn token_tile(n_tokens: usize) -> usize {
+    if n_tokens == 1 { 1 } else { TOKEN_TILE }
+}
+
+fn row_blocks(n_rows: usize) -> u32 {
+    n_rows.div_ceil(ROW_WARPS).clamp(1, MANY_BLOCKS) as u32
+}

@@ -1,0 +1,235 @@
+//! The rows that the stand-in holds, and the work on them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use super::exchange::Exchange;
+use super::executor::{Answer, Job, TOKENS_AT_ONCE};
+use super::{NAME, Shared, StandInFailure, failed};
+use crate::error::OpError;
+use crate::fast_device::{HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor};
+use crate::ffn::{FfnWeights, NeuronScores, Neurons};
+use crate::gate_estimate::GateEstimate;
+use crate::matrix::NeuronMatrix;
+use crate::workspace::Workspace;
+
+/// Share of the hot neurons that fire from which on all their rows are read in order: scattered
+/// rows take about a third longer than a stream.
+const DENSE_FROM: f64 = 0.75;
+
+/// Rows on the device; their memory is given back when the last work on them is done.
+#[derive(Debug)]
+pub(super) struct HeldRows {
+    pub(super) weights: FfnWeights,
+    pub(super) predictor: Option<HeldPredictor>,
+    /// Whether so many fire that all are computed.
+    pub(super) is_dense: bool,
+    bytes: u64,
+    shared: Arc<Shared>,
+}
+
+/// A predictor's rows.
+#[derive(Debug)]
+pub(super) enum HeldPredictor {
+    Estimated(GateEstimate, f32),
+    Scored(NeuronMatrix, f32),
+}
+
+impl HeldPredictor {
+    fn of(predictor: RowPredictor<'_>) -> Self {
+        match predictor {
+            RowPredictor::Estimated(estimate, margin) => Self::Estimated(estimate.clone(), margin),
+            RowPredictor::Scored(rows, threshold) => Self::Scored(rows.clone(), threshold),
+        }
+    }
+
+    /// What the network runs for tokens with those hidden values.
+    pub(super) fn neurons<'a>(&'a self, hidden: &'a [f32]) -> Neurons<'a> {
+        match self {
+            Self::Estimated(estimate, margin) => Neurons::Estimated(estimate, *margin),
+            Self::Scored(rows, threshold) => {
+                Neurons::Scored(NeuronScores { rows, hidden, threshold: *threshold })
+            }
+        }
+    }
+
+    /// Hidden values of a token.
+    fn rank(&self) -> usize {
+        match self {
+            Self::Estimated(..) => 0,
+            Self::Scored(rows, _) => rows.d_model(),
+        }
+    }
+
+    fn bytes(&self) -> Result<usize, OpError> {
+        match self {
+            Self::Estimated(estimate, _) => Ok(estimate.resident_bytes()),
+            Self::Scored(rows, _) => resident(rows, rows.n_neurons()),
+        }
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Estimated(estimate, _) => [estimate.rows().n_rows(), estimate.rows().n_columns()],
+            Self::Scored(rows, _) => [rows.n_neurons(), rows.d_model()],
+        }
+    }
+}
+
+fn resident(matrix: &NeuronMatrix, n_rows: usize) -> Result<usize, OpError> {
+    NeuronMatrix::resident_bytes(matrix.format(), n_rows, matrix.d_model())
+}
+
+impl HeldRows {
+    /// Takes their part of the budget, then copies them.
+    pub(super) fn copy(shared: &Arc<Shared>, hot: HotRows<'_>) -> Result<Self, OpError> {
+        let HotRows { weights, ids, .. } = hot;
+        if weights.down_by_output.is_some() {
+            return Err(OpError::DownByOutput { op: "FastDevice::hold" });
+        }
+        let predictor = hot.predictor.map(HeldPredictor::of);
+        let (n, d_model) = (ids.len(), weights.d_model());
+        let mut bytes = 0;
+        if let Some(predictor) = &predictor {
+            let [n_rows, n_columns] = predictor.shape();
+            let columns = if predictor.rank() == 0 { d_model } else { n_columns };
+            if [n_rows, n_columns] != [n, columns] {
+                let (expected, found) = (vec![n, columns], vec![n_rows, n_columns]);
+                let what = "the predictor's rows";
+                return Err(OpError::Shape { op: "FastDevice::hold", what, expected, found });
+            }
+            bytes += predictor.bytes()?;
+        }
+        for matrix in [Some(&weights.gate), weights.up.as_ref(), Some(&weights.down)] {
+            bytes += matrix.map_or(Ok(0), |matrix| resident(matrix, n))?;
+        }
+        let biases = [&weights.gate_bias, &weights.up_bias].into_iter().flatten().count();
+        let bytes = (bytes + biases * n * size_of::<f32>()) as u64;
+        let rank = predictor.as_ref().map_or(0, HeldPredictor::rank);
+        let scratch = Workspace::ffn_bytes_at_most([n, d_model, rank], TOKENS_AT_ONCE);
+        shared.reserve(bytes, scratch)?;
+        let weights = weights.copy(ids).inspect_err(|_| shared.give_back(bytes))?;
+        let is_dense = hot.density.is_some_and(|density| density >= DENSE_FROM);
+        Ok(Self { weights, predictor, is_dense, bytes, shared: Arc::clone(shared) })
+    }
+
+    /// Fails unless work can be done on `x`.
+    fn check(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<(), OpError> {
+        let d_model = self.weights.d_model();
+        let n_tokens = x.len() / d_model.max(1);
+        check_shape("x", &[n_tokens * d_model], &[x.len()])?;
+        let activation = self.weights.activation;
+        if !matches!(neurons, HeldNeurons::All) && !activation.is_sparse() {
+            return Err(OpError::NotSparse { activation: activation.name() });
+        }
+        match (neurons, &self.predictor) {
+            (HeldNeurons::All | HeldNeurons::Firing, _) => Ok(()),
+            (HeldNeurons::FiringOf(picks), _) => {
+                check_shape("lists of ids", &[n_tokens], &[picks.len()])?;
+                let check = |ids| self.weights.gate.check_ids("HeldFfn::start", ids);
+                picks.iter().try_for_each(check)
+            }
+            (HeldNeurons::Predicted(hidden), Some(predictor)) => {
+                let expected = [n_tokens * predictor.rank()];
+                check_shape("hidden values", &expected, &[hidden.len()])
+            }
+            (HeldNeurons::Predicted(_), None) => {
+                Err(OpError::NoHeldPredictor { device: NAME.to_owned() })
+            }
+        }
+    }
+}
+
+impl Drop for HeldRows {
+    fn drop(&mut self) {
+        self.shared.give_back(self.bytes);
+    }
+}
+
+fn check_shape(what: &'static str, expected: &[usize], found: &[usize]) -> Result<(), OpError> {
+    if expected == found {
+        return Ok(());
+    }
+    let (expected, found) = (expected.to_vec(), found.to_vec());
+    Err(OpError::Shape { op: "HeldFfn::start", what, expected, found })
+}
+
+/// [`HeldRows`] as their owner has them.
+#[derive(Debug)]
+pub(super) struct StandInFfn {
+    pub(super) rows: Arc<HeldRows>,
+    #[cfg(test)]
+    pub(super) fault: Option<super::tests::Fault>,
+}
+
+impl StandInFfn {
+    pub(super) fn new(rows: Arc<HeldRows>) -> Self {
+        Self {
+            rows,
+            #[cfg(test)]
+            fault: None,
+        }
+    }
+}
+
+impl HeldFfn for StandInFfn {
+    fn n_neurons(&self) -> usize {
+        self.rows.weights.n_neurons()
+    }
+
+    fn d_model(&self) -> usize {
+        self.rows.weights.d_model()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.rows.bytes
+    }
+
+    fn has_predictor(&self) -> bool {
+        self.rows.predictor.is_some()
+    }
+
+    fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {
+        self.rows.check(neurons, x)?;
+        let shared = &self.rows.shared;
+        let mut exchange = shared.take_exchange();
+        exchange.fill(neurons, x);
+        let (answer, pending) = channel();
+        let job = Job {
+            rows: Arc::clone(&self.rows),
+            exchange,
+            answer,
+            #[cfg(test)]
+            fault: self.fault,
+        };
+        shared.queue.send(job).map_err(|_| failed(StandInFailure::Gone))?;
+        Ok(Box::new(Pending { shared: Arc::clone(shared), answer: pending }))
+    }
+
+    fn read_back(&self) -> Result<FfnWeights, OpError> {
+        Ok(self.rows.weights.clone())
+    }
+}
+
+/// Work in the queue.
+struct Pending {
+    shared: Arc<Shared>,
+    answer: Receiver<Answer>,
+}
+
+impl PendingFfn for Pending {
+    fn wait(self: Box<Self>, y: &mut [f32]) -> Result<HeldRun, OpError> {
+        // an executor that is gone has dropped the other end
+        let exchange: Exchange = self.answer.recv().map_err(|_| failed(StandInFailure::Gone))??;
+        let (added, run) = (exchange.add_to(y), exchange.run);
+        self.shared.return_exchange(exchange);
+        added.map(|()| run)
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pending")
+    }
+}

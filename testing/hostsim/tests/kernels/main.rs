@@ -1,0 +1,10 @@
+//! Every kernel against the CPU's operators, and every planted fault against the same checks.
+#![cfg(not(no_shim))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod device;
+mod estimate;
+mod list;
+mod mutant;
+mod product;
+mod sum;

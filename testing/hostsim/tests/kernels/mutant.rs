@@ -1,0 +1,65 @@
+//! Each planted fault is caught by the check of its kernel, in one of the thread orders at least. A
+//! check that could not fail would prove nothing.
+
+use hostsim::row_layout::RowLayout;
+use hostsim::steps::Finish;
+use hostsim::{HostQueue, Mutant};
+use powerinfer_ops::{LowBitFormat, WeightFormat};
+
+use crate::device::{ORDERS, Tokens, Weights};
+use crate::{estimate, list, product, sum};
+
+/// What the check of a mutant's kernel says with these kernels.
+fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), String> {
+    let d = if format.block_len() == 1 { 259 } else { 544 };
+    match mutant {
+        Mutant::None => Ok(()),
+        Mutant::MatvecGuard | Mutant::MatvecReduction => {
+            let weights = Weights::random(format, 5, d, 1);
+            let case = product::Case { weights, x: Tokens::random(2, d, 2), ids: None };
+            let (expected, bounds) = case.expected();
+            near(&case.run(queue, Finish::NOTHING)?, &expected, &bounds)
+        }
+        Mutant::AxpyGuard | Mutant::AxpyPart => {
+            let weights = Weights::random(format, 130, d, 1);
+            let scales = sum::scales(130, 1, 3);
+            let (expected, bounds) = sum::expected(&weights, &scales, 1);
+            near(&sum::sums(queue, &weights, (&scales, 1), true, None)?, &expected, &bounds)
+        }
+        Mutant::CompactBarrier | Mutant::CompactGuard => {
+            list::check(queue, (&list::values(2, 1000, 0.3, 4), 2, 1000), None)
+        }
+        Mutant::QuantizeBarrier | Mutant::QuantizeReduction => {
+            let x = Tokens::random(1, 300, 6);
+            let right = product::quantized(&HostQueue::new(0), &x)?;
+            let found = product::quantized(queue, &x)?;
+            (found == right).then_some(()).ok_or_else(|| "another rounding".to_owned())
+        }
+        Mutant::EstimateReduction => {
+            estimate::Case::random(LowBitFormat::Bits2, 50, 4544, 1).check(queue, 0.0)
+        }
+    }
+}
+
+fn near(found: &[f32], expected: &[f32], bounds: &[f32]) -> Result<(), String> {
+    let is_near = |i: usize| (found[i] - expected[i]).abs() <= bounds[i];
+    let far = (0..found.len()).filter(|&i| !is_near(i));
+    match far.count() {
+        0 => Ok(()),
+        n => Err(format!("{n} of {} values are too far off", found.len())),
+    }
+}
+
+#[test]
+fn every_planted_fault_is_caught() {
+    for &mutant in &Mutant::ALL[1..] {
+        for format in RowLayout::FORMATS {
+            for order in ORDERS {
+                check(mutant, &HostQueue::new(order), format).unwrap();
+            }
+            let queues = ORDERS.map(|order| HostQueue::of_mutant(mutant, order));
+            let caught = queues.iter().filter(|queue| check(mutant, queue, format).is_err());
+            assert!(caught.count() > 0, "{mutant:?} passes in {format}");
+        }
+    }
+}
