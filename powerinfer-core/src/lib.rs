@@ -144,7 +144,7 @@ pub use placement::{
 };
 pub use profile::{ActivationProfile, ProfiledModel};
 pub use sampler::{Sampler, Sampling};
-pub use stats::{PredictionCounts, StepStats};
+pub use stats::{PredictionCounts, SplitStats, StepStats};
 pub use weights::{
     FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
     Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,

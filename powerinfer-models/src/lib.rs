@@ -61,6 +61,7 @@ mod llama;
 mod load;
 mod loader;
 mod opt;
+mod placing;
 mod predictor;
 mod registry;
 mod sizes;
