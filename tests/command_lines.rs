@@ -215,6 +215,30 @@ fn a_profile_goes_on_where_it_stopped_and_plots() {
 }
 
 #[test]
+fn a_plan_keeps_its_budget_and_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (file, plot) = (at("plan.json"), at("plan.svg"));
+    let line = ["plan", "--vram-budget", "3MiB", "--out", &file, "--report", &plot];
+    let found = json(&line);
+    let fields = "hot_neurons_per_layer bytes_fast bytes_host hit_rate predicted_tokens_per_second";
+    assert_fields(&found, fields);
+    assert!(found["bytes_fast"].as_u64().unwrap() <= 3 << 20, "{found}");
+    // a third of the neurons makes more than half of the activations
+    assert!(found["hit_rate"].as_f64().unwrap() > 0.5, "{found}");
+    let shown = json(&["inspect", &file]);
+    assert_fields(&shown, fields);
+    assert_eq!(shown["hot_neurons_per_layer"], found["hot_neurons_per_layer"]);
+    let plot = std::fs::read_to_string(plot).unwrap();
+    assert_eq!(plot.matches("<polyline").count(), 4);
+    let synthetic = "plan --synthetic llama-7b --hardware rtx-4090 --offload everything \
+                     --sparsity predicted --vram-budget 8GiB";
+    let synthetic = json(&synthetic.split_whitespace().collect::<Vec<_>>());
+    let faster = |field: &str| synthetic[field].as_f64().unwrap();
+    assert!(faster("predicted_tokens_per_second") > faster("layer_split_tokens_per_second"));
+}
+
+#[test]
 fn inspect_counts_what_is_there() {
     let found = json(&["inspect"]);
     assert_fields(&found, "architecture parameters tensors dtypes activation predictor threshold");
@@ -370,7 +394,9 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["convert", "--out", "no/such/folder/m.gguf"], "m.gguf"),
         (vec!["bench", "--batch", "2"], "--batch 2"),
         (vec!["bench", "-p", "600"], "632"),
-        (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
+        (vec!["plan", "--hardware", "abacus"], "rtx-4090"),
+        (vec!["plan", "--profile", file], file),
+        (vec!["plan", "--hardware", "rtx-4090", "--vram-budget", "25GiB"], "the fast device"),
         (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
         (vec!["profile", "--text", "no-such-file"], "no-such-file"),
         (vec!["profile", "--activation-folder", dir], "activation_N.pt"),
@@ -413,6 +439,7 @@ fn help_is_printed_for_every_example() {
         "convert",
         "bench",
         "profile",
+        "plan",
         "own_architecture",
     ] {
         let output = run(&[name, "--help"]);
