@@ -211,7 +211,9 @@
 //!
 //! # Features
 //!
-//! None yet: the crate is what it is on every build.
+//! - `cuda` (off): NVIDIA GPUs hold the hot rows of feed-forward networks. It needs CUDA's compiler. The
+//!   interface is the same without it: asking for such a device is an error. Nothing has run on a
+//!   GPU yet.
 //!
 //! # Platforms and limits
 //!

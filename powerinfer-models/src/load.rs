@@ -256,9 +256,10 @@ pub(crate) fn build(
         .with_holding(options.holding)
         .with_requantised_down(options.requantise_down)
         .with_cancel(options.cancel.clone());
+    let whole = options.placement.is_none();
     if let Some(predictor) = &predictor {
         predictor.check()?;
-        loader = loader.with_predictors(Predictors::open(predictor, config.n_layers)?);
+        loader = loader.with_predictors(Predictors::open(predictor, config.n_layers, whole)?);
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
@@ -268,7 +269,7 @@ pub(crate) fn build(
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);
     if let Some(predictor) = &predictor {
-        let notes = try_out(&mut model, predictor)?;
+        let notes = try_out(&mut model, predictor, whole)?;
         model.add_notes(notes);
     }
     if let Some(note) = placed.and_then(|placed| placed.note) {

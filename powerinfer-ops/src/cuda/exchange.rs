@@ -4,7 +4,7 @@ use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 
 use super::device::TOKENS_AT_ONCE;
 use super::ffn_steps::{FfnScratch, N_COUNTS};
-use super::picks::union_of;
+use super::picks::{norm, union_of};
 use super::stream::{HostMemory, Stream};
 use crate::error::OpError;
 use crate::mask::NeuronIds;
@@ -14,6 +14,8 @@ use crate::mask::NeuronIds;
 pub(super) struct Exchange {
     /// `[n_tokens, d_model]` f32.
     x: HostMemory,
+    /// `[n_tokens]` f32: their norms, where a predictor asks for them.
+    norms: HostMemory,
     /// `[n_tokens, d_model]` f32.
     pub(super) y: HostMemory,
     /// Counts of the lists of each group of tokens, [`N_COUNTS`] u32 each.
@@ -35,10 +37,10 @@ pub(super) struct PicksPlace {
 
 impl Exchange {
     pub(super) fn new(stream: &Stream) -> candle_core::Result<Self> {
-        let [x, y, counts, picks] = [(); 4].map(|()| stream.host_memory(0));
-        let (x, y, counts, picks) = (x?, y?, counts?, picks?);
+        let [x, norms, y, counts, picks] = [(); 5].map(|()| stream.host_memory(0));
+        let (x, norms, y, counts, picks) = (x?, norms?, y?, counts?, picks?);
         let (began, ended, union) = (stream.timer()?, stream.timer()?, Vec::new());
-        Ok(Self { x, y, counts, picks, union, began, ended })
+        Ok(Self { x, norms, y, counts, picks, union, began, ended })
     }
 
     /// Takes a copy of `x`, makes room for the answer, and notes when the device begins.
@@ -54,6 +56,30 @@ impl Exchange {
         grow(stream, &mut self.counts, n_groups * N_COUNTS * 4)?;
         self.x.bytes_mut()?[..size_of_val(x)].copy_from_slice(bytemuck::cast_slice(x));
         stream.record(&self.began)
+    }
+
+    /// Takes the norms of the tokens.
+    pub(super) fn write_norms(
+        &mut self,
+        stream: &Stream,
+        x: &[f32],
+        d_model: usize,
+    ) -> candle_core::Result<()> {
+        let n_bytes = x.len() / d_model * 4;
+        grow(stream, &mut self.norms, n_bytes)?;
+        let norms: &mut [f32] = bytemuck::cast_slice_mut(&mut self.norms.bytes_mut()?[..n_bytes]);
+        norms.iter_mut().zip(x.chunks_exact(d_model)).for_each(|(to, x)| *to = norm(x));
+        Ok(())
+    }
+
+    /// Sends the norms of the tokens from `first` on.
+    pub(super) fn send_norms(
+        &self,
+        stream: &Stream,
+        [first, n_tokens]: [usize; 2],
+        scratch: &FfnScratch,
+    ) -> candle_core::Result<()> {
+        stream.send(&self.norms, first * 4..(first + n_tokens) * 4, scratch.numbers.norms)
     }
 
     /// Writes the picks of all groups, before the first of them is sent.

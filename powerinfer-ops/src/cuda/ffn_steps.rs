@@ -45,7 +45,8 @@ pub enum Wanted<'a> {
     /// where several tokens run `[n_tokens, n_neurons]` f32 values, 1 where a token picks the neuron
     /// of that place in the list and 0 elsewhere.
     Picked,
-    /// Those that fire of the ones that a low-bit copy lets through.
+    /// Those that fire of the ones that a low-bit copy lets through. The host has written the tokens'
+    /// norms.
     Estimated(&'a DeviceEstimate, f32),
     /// Those that fire of the ones whose score, a product with the hidden values, reaches a threshold.
     Scored(&'a DeviceRows, &'a DeviceInput, f32),
@@ -165,7 +166,7 @@ pub fn ffn<Q: Queue>(
     let takes_numbers = |rows: &DeviceRows| rows.layout.takes_numbers();
     let estimated = matches!(wanted, Wanted::Estimated(..));
     if estimated || takes_numbers(&weights.gate) || weights.up.as_ref().is_some_and(takes_numbers) {
-        quantize(queue, &x)?;
+        quantize(queue, &x, Address::NULL)?;
     }
     let picked = run.pick(wanted, &x)?;
     let then = Then::Activation(weights.activation);
@@ -226,7 +227,7 @@ impl<Q: Queue> Run<'_, Q> {
             }
             Wanted::Scored(rows, hidden, threshold) => {
                 if rows.layout.takes_numbers() {
-                    quantize(self.queue, hidden)?;
+                    quantize(self.queue, hidden, Address::NULL)?;
                 }
                 let finish = Finish { then: Then::Reaches(threshold), ..Finish::NOTHING };
                 matvec(self.queue, rows, Rows::All, hidden, finish, self.values(h))?;

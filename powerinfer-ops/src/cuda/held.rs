@@ -1,16 +1,18 @@
 //! Hot rows on a GPU, and the work that is queued on them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::device::{Shared, TOKENS_AT_ONCE};
+use super::estimate::HeldEstimate;
 use super::exchange::{Exchange, check_len};
 use super::ffn_steps::{DeviceFfn, FfnScratch, N_COUNTS, ScratchShape, Wanted, ffn};
 use super::matrix::CudaMatrix;
 use super::queue::Address;
 use super::stream::Memory;
 use crate::error::OpError;
-use crate::fast_device::{HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn};
+use crate::fast_device::{HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor};
 use crate::ffn::{FfnCounts, FfnWeights};
+use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
 
 /// From this share of firing neurons on, all rows are read in order: what a list saves of them is less
@@ -27,7 +29,9 @@ pub(super) struct HeldRows {
     biases: [Option<Memory>; 2],
     /// Without matrices: biases and functions.
     settings: Settings,
+    /// What they take on the device, without a predictor.
     bytes: u64,
+    predictor: OnceLock<HeldEstimate>,
     dense: bool,
 }
 
@@ -85,10 +89,37 @@ impl HeldRows {
             biases: [bias(&settings.gate_bias)?, bias(&settings.up_bias)?],
             settings,
             bytes,
+            predictor: OnceLock::new(),
             dense: density.is_some_and(|density| density >= DENSE_FROM),
         };
         held.keep();
         Ok(rows)
+    }
+
+    /// Copies the low-bit copy of the gate to the device.
+    fn add_estimate(&self, estimate: &GateEstimate, margin: f32) -> Result<(), OpError> {
+        let (n_neurons, d_model) = (self.n_neurons(), self.d_model());
+        let found = [estimate.rows().n_rows(), estimate.rows().n_columns()];
+        if found != [n_neurons, d_model] {
+            let (expected, found) = (vec![n_neurons, d_model], found.to_vec());
+            let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
+            return Err(OpError::Shape { op, what, expected, found });
+        }
+        let bytes = HeldEstimate::bytes(estimate);
+        let shared = &*self.shared;
+        shared.reserve(bytes, ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE })?;
+        let reserved = Reserved { shared, bytes: Some(bytes) };
+        let held = HeldEstimate::copy(&shared.stream, estimate, margin);
+        let held = held.map_err(|error| shared.failed(error))?;
+        // if there is one already, the memory is given back
+        if self.predictor.set(held).is_ok() {
+            reserved.keep();
+        }
+        Ok(())
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.bytes + self.predictor.get().map_or(0, HeldEstimate::size_bytes)
     }
 
     fn device(&self) -> DeviceFfn {
@@ -114,9 +145,11 @@ impl HeldRows {
 
     /// What the steps do for a group of tokens.
     fn counts(&self, lists: [u32; N_COUNTS], group: Group) -> FfnCounts {
-        let [n_listed, _, n_fired, fired, n_ran, ran] = lists.map(u64::from);
+        let [n_listed, n_picked, n_fired, fired, n_ran, ran] = lists.map(u64::from);
         let (n, n_tokens) = (self.n_neurons() as u64, group.n_tokens as u64);
-        let candidates = if group.listed { n_listed } else { n };
+        let candidates = if group.listed || group.predicted { n_listed } else { n };
+        let picked = if group.predicted { n_picked } else { group.picked };
+        let estimate = self.predictor.get().filter(|_| group.predicted);
         let drelu = self.up.is_some() && self.settings.up_activation.is_some();
         let (rows_up, rows_down, ran) = match (group.all, drelu) {
             (true, _) => (n, n, n * n_tokens),
@@ -126,14 +159,15 @@ impl HeldRows {
         let row_bytes = |matrix: &CudaMatrix| matrix.row_bytes() as u64;
         let bytes = candidates * row_bytes(&self.gate)
             + rows_up * self.up.as_ref().map_or(0, row_bytes)
-            + rows_down * row_bytes(&self.down);
-        FfnCounts { fired, ran, bytes, picked: group.picked, predictor_ns: 0 }
+            + rows_down * row_bytes(&self.down)
+            + estimate.map_or(0, HeldEstimate::size_bytes);
+        FfnCounts { fired, ran, bytes, picked, predictor_ns: 0 }
     }
 }
 
 impl Drop for HeldRows {
     fn drop(&mut self) {
-        self.shared.give_back(self.bytes);
+        self.shared.give_back(self.size_bytes());
     }
 }
 
@@ -165,6 +199,8 @@ struct Group {
     all: bool,
     /// Whether the host picked rows.
     listed: bool,
+    /// Whether the device did.
+    predicted: bool,
     /// Gates that are computed, summed over tokens.
     picked: u64,
 }
@@ -205,9 +241,14 @@ impl CudaFfn {
                     None => Ok(n_tokens),
                 }
             }
-            HeldNeurons::Predicted(_) => {
+            HeldNeurons::Predicted(_) if rows.predictor.get().is_none() => {
                 Err(OpError::NoHeldPredictor { device: rows.shared.name.clone() })
             }
+            HeldNeurons::Predicted(hidden) if !hidden.is_empty() => {
+                let (expected, found) = (vec![0], vec![hidden.len()]);
+                Err(OpError::Shape { op, what: "hidden values", expected, found })
+            }
+            HeldNeurons::Predicted(_) => Ok(n_tokens),
             HeldNeurons::All | HeldNeurons::Firing => Ok(n_tokens),
         }
     }
@@ -230,6 +271,13 @@ impl CudaFfn {
             HeldNeurons::FiringOf(picks) => Some(exchange.write_picks(stream, picks, n)?),
             _ => None,
         };
+        let estimate = match neurons {
+            HeldNeurons::Predicted(_) => rows.predictor.get().map(HeldEstimate::device),
+            _ => None,
+        };
+        if estimate.is_some() {
+            exchange.write_norms(stream, x, d_model)?;
+        }
         let all = matches!(neurons, HeldNeurons::All)
             || rows.dense && matches!(neurons, HeldNeurons::Firing);
         let mut groups = Vec::new();
@@ -238,13 +286,17 @@ impl CudaFfn {
             let n_tokens = TOKENS_AT_ONCE.min(n_all - first);
             let place = places.as_ref().map(|places| places[at]);
             exchange.send(stream, [first, n_tokens, d_model], &scratch)?;
-            let wanted = match place {
-                Some(place) => {
+            let wanted = match (place, &estimate) {
+                (Some(place), _) => {
                     exchange.send_picks(stream, place, n, &scratch)?;
                     Wanted::Picked
                 }
-                None if all => Wanted::All,
-                None => Wanted::Firing,
+                (None, Some((estimate, margin))) => {
+                    exchange.send_norms(stream, [first, n_tokens], &scratch)?;
+                    Wanted::Estimated(estimate, *margin)
+                }
+                (None, None) if all => Wanted::All,
+                (None, None) => Wanted::Firing,
             };
             ffn(stream, &rows.device(), wanted, n_tokens, &scratch)?;
             exchange.receive(stream, [first, n_tokens, d_model], &scratch)?;
@@ -254,7 +306,13 @@ impl CudaFfn {
                 }
                 _ => n * n_tokens,
             };
-            groups.push(Group { n_tokens, all, listed: place.is_some(), picked: picked as u64 });
+            groups.push(Group {
+                n_tokens,
+                all,
+                listed: place.is_some(),
+                predicted: estimate.is_some(),
+                picked: picked as u64,
+            });
         }
         exchange.end(stream)?;
         drop(ledger);
@@ -272,7 +330,22 @@ impl HeldFfn for CudaFfn {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.rows.bytes
+        self.rows.size_bytes()
+    }
+
+    /// A low-bit copy of the gate; scores of a last layer round in the order of a CPU's kernels, which
+    /// the CPU therefore computes itself.
+    fn hold_predictor(&self, predictor: RowPredictor<'_>) -> Result<bool, OpError> {
+        match predictor {
+            RowPredictor::Estimated(estimate, margin) => {
+                self.rows.add_estimate(estimate, margin).map(|()| true)
+            }
+            RowPredictor::Scored(..) => Ok(false),
+        }
+    }
+
+    fn has_predictor(&self) -> bool {
+        self.rows.predictor.get().is_some()
     }
 
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {

@@ -63,7 +63,7 @@ impl CudaRows {
         let (n_columns, n_tokens) = (self.n_columns, self.n_tokens);
         let input = DeviceInput { values: self.address, numbers, n_columns, n_tokens };
         if rounded && n_tokens > 0 {
-            quantize(stream, &input)?;
+            quantize(stream, &input, Address::NULL)?;
         }
         Ok((input, memory))
     }

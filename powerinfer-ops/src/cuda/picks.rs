@@ -1,6 +1,12 @@
 //! Lists of several tokens as the device takes them: one list, and which of its neurons each token
 //! picks.
 
+/// The Euclidean norm of a token, as the CPU computes it: picks depend on its last bit.
+#[must_use]
+pub fn norm(values: &[f32]) -> f32 {
+    values.iter().map(|value| value * value).sum::<f32>().sqrt()
+}
+
 /// The neurons that any token picks, ascending, into `union`; and for each token 1 where it picks
 /// the neuron of that place and 0 elsewhere into `mask`, `[n_tokens, stride]`, which is not touched
 /// for a single token: its list is the union.

@@ -52,7 +52,7 @@ pub struct Numbers {
     pub numbers: Address,
     /// `[n_tokens, n_blocks]`: scale and sum of a block, both f32.
     pub scales: Address,
-    /// `[n_tokens]` f32: Euclidean norms.
+    /// `[n_tokens]` f32: Euclidean norms, for [`gate_estimate`].
     pub norms: Address,
 }
 
@@ -336,12 +336,12 @@ pub fn compact<Q: Queue>(queue: &Q, entries: &Entries, list: &List) -> Result<()
     })
 }
 
-/// Rounds tokens to eight bits and takes their norms.
+/// Rounds tokens to eight bits; `norms` receives their norms up to rounding, if it is not null.
 ///
 /// # Errors
 /// The queue's.
-pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput) -> Result<(), Q::Error> {
-    let Numbers { numbers, scales, norms } = x.numbers;
+pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput, norms: Address) -> Result<(), Q::Error> {
+    let Numbers { numbers, scales, .. } = x.numbers;
     queue.launch(&Launch {
         file: "quantize",
         kernel: "quantize",
@@ -373,7 +373,8 @@ pub struct DeviceEstimate {
     pub deviations: Address,
 }
 
-/// `picks[t, i]`: 1 where the copy lets neuron `i` fire, else 0. The tokens have been [`quantize`]d.
+/// `picks[t, i]`: 1 where the copy lets neuron `i` fire, else 0: exactly the neurons that the CPU
+/// picks, if the norms are the CPU's. The tokens have been [`quantize`]d.
 ///
 /// # Errors
 /// The queue's.

@@ -100,6 +100,9 @@ impl Stream {
 
     /// Copies bytes to the device and waits until they are there.
     pub(crate) fn upload(&self, bytes: &[u8], to: Address) -> candle_core::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.stream.context().bind_to_thread().w()?;
         // SAFETY: `to` is memory of as many bytes, by the promise above, and `bytes` outlives the copy,
         // which has ended when this returns.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 
 use super::row_layout::RowLayout;
-use crate::fast_device::{FastDevice, HeldFfn, HeldNeurons, HotRows, open_cuda};
+use crate::fast_device::{FastDevice, HeldFfn, HeldNeurons, HotRows, RowPredictor, open_cuda};
 use crate::{
-    Activation, ActivationMask, FfnCounts, FfnWeights, NeuronIds, NeuronMatrix, Neurons,
-    WeightFormat, Workspace, ffn, linear, sparse_axpy, sparse_matvec,
+    Activation, ActivationMask, FfnCounts, FfnWeights, GateEstimate, LowBitFormat, NeuronIds,
+    NeuronMatrix, Neurons, WeightFormat, Workspace, ffn, linear, sparse_axpy, sparse_matvec,
 };
 use testing::{Seeded, assert_close, assert_same_bits};
 
@@ -124,6 +124,27 @@ fn parts_of_a_network_on_both_sides_add_up_to_the_whole() {
         let (mut y, _) = on_cpu(&weights.pick(&cold).unwrap(), Neurons::Firing, &x);
         pending.wait(&mut y).unwrap();
         assert_close(&y, &expected, bound(&expected), format!("{share} hot"));
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_low_bit_copy_picks_what_it_picks_on_the_cpu() {
+    let device = gpu();
+    let weights = network(WeightFormat::F16, [1500, 1056], true, false);
+    let ids = NeuronIds::all(1500);
+    for format in LowBitFormat::ALL {
+        let held = device.hold(HotRows { weights: &weights, ids: &ids, density: None }).unwrap();
+        let bias = weights.gate_bias.as_deref();
+        let estimate = GateEstimate::new(format, &weights.gate, bias, Activation::Relu).unwrap();
+        assert!(held.hold_predictor(RowPredictor::Estimated(&estimate, 0.3)).unwrap());
+        for n_tokens in [1, 3, 40] {
+            let x = Seeded::new(6).normal(n_tokens * 1056);
+            let (expected, counts) = on_cpu(&weights, Neurons::Estimated(&estimate, 0.3), &x);
+            let (found, run) = on_gpu(held.as_ref(), HeldNeurons::Predicted(&[]), &x);
+            assert_close(&found, &expected, bound(&expected), format!("{format} bits"));
+            assert_eq!((run.picked, run.fired), (counts.picked, counts.fired), "{format} bits");
+        }
     }
 }
 

@@ -13,6 +13,8 @@
 
 pub(crate) use powerinfer_ops::{Activation, GateEstimate, LowBitFormat, WeightFormat};
 
+#[path = "../../../powerinfer-ops/src/cuda/dense_steps.rs"]
+pub mod dense_steps;
 #[path = "../../../powerinfer-ops/src/cuda/ffn_steps.rs"]
 pub mod ffn_steps;
 #[path = "../../../powerinfer-ops/src/cuda/picks.rs"]

@@ -102,7 +102,7 @@ impl Scratch {
         stream.upload(bytemuck::cast_slice(&Seeded::new(2).normal(n)), h)?;
         let numbers = Numbers { numbers, scales, norms };
         let x = DeviceInput { values, numbers, n_columns: d, n_tokens: 1 };
-        quantize(stream, &x)?;
+        quantize(stream, &x, Address::NULL)?;
         Ok(Self { memory, x, h, sums, y })
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use hostsim::ffn_steps::{DeviceFfn, FfnScratch, ScratchShape, Wanted, ffn};
-use hostsim::picks::union_of;
+use hostsim::picks::{norm, union_of};
 use hostsim::queue::Address;
 use hostsim::row_layout::{LowBitLayout, RowLayout};
 use hostsim::steps::DeviceEstimate;
@@ -93,6 +93,8 @@ impl Network {
         let bytes =
             |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
         memory.write(scratch.x, &bytes(x));
+        let norms: Vec<f32> = x.chunks(d).map(norm).collect();
+        memory.write(scratch.numbers.norms, &bytes(&norms));
         if let Some(picks) = picks {
             let (mut union, mut mask) = (Vec::new(), vec![0.0; n_tokens * n]);
             union_of(picks.iter().map(NeuronIds::as_slice), &mut union, &mut mask, n);

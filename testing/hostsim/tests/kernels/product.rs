@@ -3,7 +3,9 @@
 use candle_core::{Device, Tensor};
 use hostsim::queue::Address;
 use hostsim::row_layout::RowLayout;
-use hostsim::steps::{Addends, Finish, Parts, Rows, Then, Values, axpy, matvec, quantize};
+use hostsim::steps::{
+    Addends, DeviceInput, Finish, Parts, Rows, Then, Values, axpy, matvec, quantize,
+};
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{Activation, NeuronMatrix, WeightFormat, linear};
 use testing::tolerance::dot_bound;
@@ -24,7 +26,7 @@ impl Case {
         let n = self.weights.host.n_neurons();
         let input = self.x.input();
         if self.weights.rows().layout.takes_numbers() {
-            quantize(queue, &input).map_err(|error| error.to_string())?;
+            quantize(queue, &input, Address::NULL).map_err(|error| error.to_string())?;
         }
         let device_ids = self.ids.as_deref().map(Ids::of);
         let rows = device_ids.as_ref().map_or(Rows::All, |list| {
@@ -112,6 +114,20 @@ fn a_product_has_the_same_bits_alone_and_among_others() {
 }
 
 #[test]
+fn tokens_may_begin_at_any_float() {
+    let (n, d) = (5, 64);
+    let weights = Weights::random(WeightFormat::F16, n, d, 1);
+    let values = Seeded::new(2).normal(1 + d);
+    let (there, out) = (HostBuffer::of_f32(&values), HostBuffer::new(n * 4));
+    let x = Tokens::of(values[1..].to_vec(), 1, d);
+    let shifted = DeviceInput { values: there.address().offset(4), ..x.input() };
+    let to = Values { address: out.address(), stride: n, by_row: false };
+    matvec(&HostQueue::new(0), &weights.rows(), Rows::All, &shifted, Finish::NOTHING, to).unwrap();
+    let case = Case { weights, x, ids: None };
+    assert_same_bits(&out.to_f32(), &case.run(&HostQueue::new(0), Finish::NOTHING).unwrap(), "x");
+}
+
+#[test]
 fn more_rows_than_there_are_warps_are_all_computed() {
     let (n, d) = (9000, 1);
     let case = Case {
@@ -172,7 +188,7 @@ fn a_score_is_reached_by_itself_more_and_no_number() {
 
 /// Numbers, scales, sums and norms of some tokens.
 pub(crate) fn quantized(queue: &HostQueue, x: &Tokens) -> Result<[Vec<f32>; 3], String> {
-    quantize(queue, &x.input()).map_err(|error| error.to_string())?;
+    quantize(queue, &x.input(), x.input().numbers.norms).map_err(|error| error.to_string())?;
     assert_within(&x.buffers.each_ref());
     let numbers = x.buffers[1].bytes().into_iter().map(|byte| f32::from(byte as i8)).collect();
     Ok([numbers, x.buffers[2].to_f32(), x.buffers[3].to_f32()])
