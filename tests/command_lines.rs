@@ -74,6 +74,35 @@ fn generate_gives_the_reference_text_with_every_field() {
 }
 
 #[test]
+fn a_fast_device_writes_the_same_text_and_says_what_it_did() {
+    let line = |more: &[&'static str]| {
+        let common = ["generate", "It was a truth", "--max-tokens", "12", "--threads", "2"];
+        [&common[..], more].concat()
+    };
+    let alone = json(&line(&[]));
+    assert_eq!(alone["fast_device"], Value::Null);
+    assert_eq!(alone["split"], Value::Null);
+    for more in [
+        &["--device", "hybrid"][..],
+        &["--device", "hybrid", "--vram-budget", "4MiB", "--sparsity", "dense"],
+    ] {
+        let split = json(&line(more));
+        assert_eq!(split["ids"], alone["ids"], "{more:?}");
+        assert!(split["fast_device"].is_string());
+        assert!(split["fast_bytes"].as_u64().unwrap() > 1 << 20);
+        let shares = &split["split"];
+        assert_fields(shares, "fast_bytes_per_token cold_seconds fast_seconds wait_seconds");
+        assert!(shares["hit_rate"].as_f64().unwrap() > 0.5, "{shares}");
+    }
+    // no room for anything is no error: all neurons are cold
+    let cold = json(&line(&["--device", "hybrid", "--vram-budget", "1KiB"]));
+    assert_eq!((&cold["ids"], &cold["fast_bytes"]), (&alone["ids"], &0.into()));
+    let refused = run(&line(&["--device", "hybrid", "--plan", "no-such-plan.json"]));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8(refused.stderr).unwrap().starts_with("error: no-such-plan.json"));
+}
+
+#[test]
 fn generate_streams_the_text_to_stdout_and_nothing_else() {
     let output = run(&["generate", "It was a truth", "--max-tokens", "8", "--stop", "e, th"]);
     assert_eq!(output.status.code(), Some(0));
@@ -383,7 +412,7 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["generate", "--top-k", "0"], "top_k"),
         (vec!["generate", "--predictor", "no-such-folder"], "model_0.pt"),
         (vec!["generate", "--predictor-shift=nan", "--predictor", "quantized"], "finite shift"),
-        (vec!["generate", "--device", "cuda"], "--device cuda"),
+        (vec!["generate", "--device", "cuda"], "cuda:0"),
         (vec!["logits", "--ids", "1,2", "--out", dir], dir),
         (vec!["logits", "--ids", "1,99999"], "99999"),
         (vec!["perplexity", "--text", file], file),
