@@ -233,12 +233,15 @@ pub use session::{Logits, Session};
 pub use stream::{FinishReason, Generated, Piece, TextStream};
 pub use text::{Tokenizer, tokenizer_keys};
 
-pub use powerinfer_ops::LowBitFormat;
 pub use powerinfer_ops::attention::KvDtype;
+pub use powerinfer_ops::{
+    DeviceMemory, FastDevice, LowBitFormat, ModelledSpeed, StandIn, StandInFailure, StandInOptions,
+    open_cuda,
+};
 
 pub use powerinfer_core::{
-    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, PredictionCounts, Sampling,
-    Sparsity, StepStats, TokenLogprobs,
+    ActivationProfile, CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Placement,
+    Plan, PredictionCounts, Sampling, Sparsity, SplitStats, StepStats, TokenLogprobs,
 };
 
 pub use powerinfer_models::{MemoryEstimate, PredictorOptions, PredictorSource};

@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::options::{ContextPolicy, GenerateOptions, Prompt};
 use crate::stream::{Generated, TextStream};
+use crate::text::StreamDecoder;
 
 /// One context of an [`Engine`]: what was said so far, which each request continues.
 ///
@@ -401,8 +402,13 @@ impl Session {
             .with_cancel(options.cancel);
         self.step.sparsity = options.sparsity;
         let Self { engine, cache, step, history, pending } = self;
+        let decoder = match engine.tokenizer() {
+            Some(tokenizer) => StreamDecoder::after(tokenizer, &[&history[..], &fed].concat())?,
+            None => StreamDecoder::new(),
+        };
         let generation = Generation::new(engine.model(), cache, step, history, &fed, settings)?;
-        Ok(TextStream::new(engine, generation, pending, (prompt_ids, cached_tokens), options.stop))
+        let (prompt, text) = ((prompt_ids, cached_tokens), (decoder, options.stop));
+        Ok(TextStream::new(engine, generation, pending, prompt, text))
     }
 
     fn common_prefix(&self, ids: &[u32]) -> usize {

@@ -133,13 +133,13 @@ impl<'a> TextStream<'a> {
         generation: Generation<'a>,
         pending: &'a mut Option<u32>,
         (prompt_ids, cached_tokens): (Vec<u32>, usize),
-        stop: Vec<String>,
+        (decoder, stop): (StreamDecoder, Vec<String>),
     ) -> Self {
         Self {
             engine,
             generation,
             pending,
-            decoder: StreamDecoder::new(),
+            decoder,
             stops: StopStrings::new(stop),
             prompt_ids,
             cached_tokens,

@@ -129,3 +129,39 @@ proptest! {
         }
     }
 }
+
+/// A tokenizer that writes spaces as `▁` and leaves out the one in front of a text, as LLaMA 2's.
+fn write_pieces(path: &std::path::Path) {
+    let json = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}],
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "merges": [],
+            "vocab": {"<s>": 0, "▁Hello": 1, "▁wor": 2, "ld": 3, ".": 4}},
+    });
+    std::fs::write(path, json.to_string()).unwrap();
+}
+
+#[test]
+fn the_space_after_a_prompt_is_part_of_the_text() {
+    let dir = tempfile::tempdir().unwrap();
+    write_pieces(&dir.path().join("tokenizer.json"));
+    let ids = Arc::new(Mutex::new(vec![1, 2, 3, 4, 1, 4]));
+    let model = Dictated { info: DICTATION.engine.info().clone(), ids };
+    let tokenizer = dir.path().join("tokenizer.json");
+    let engine =
+        Engine::builder().causal_lm(model).tokenizer_file(tokenizer).threads(1).build().unwrap();
+    let mut session = engine.session().unwrap();
+    let mut write = |prompt: &[u32], n: usize| {
+        let options = GenerateOptions::default().with_max_tokens(n);
+        session.generate_text(prompt.to_vec(), &options).unwrap().text
+    };
+    // at the beginning of a text there is none
+    assert_eq!(write(&[0], 2), "Hello wor");
+    // what follows is one text with what came before
+    assert_eq!(write(&[], 2), "ld.");
+    assert_eq!(write(&[], 2), " Hello.");
+}

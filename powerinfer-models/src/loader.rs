@@ -260,7 +260,7 @@ impl<'a> Loader<'a> {
         let predictor = match &self.predictors {
             // no neuron's part of down can be read alone
             Some(_) if weights.down_by_output.is_some() => None,
-            Some(predictors) => Some(predictors.of_layer(layer, &weights, self.store)?),
+            Some(predictors) => predictors.of_layer(layer, &weights, self.store)?,
             None => None,
         };
         if let Some(predictor) = &predictor {

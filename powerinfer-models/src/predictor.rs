@@ -1,5 +1,6 @@
 //! Which predictors a model gets, and whether they are any good for it.
 
+mod choice;
 mod folder;
 mod random;
 
@@ -7,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, Layout, PredictionCounts, Sparsity, Step, WantedLogits,
-    WeightStore,
+    CausalLm, Error as CoreError, Layout, ModelInfo, PredictionCounts, Sparsity, Step,
+    WantedLogits, WeightStore,
 };
 use powerinfer_ops::{FfnWeights, LowBitFormat, NeuronMatrix, WeightFormat};
 use powerinfer_predictor::{ActivationPredictor, MlpPredictor, QuantizedGate};
@@ -20,7 +21,7 @@ use folder::PredictorFolder;
 use random::random_predictor;
 
 /// Tokens that predictors are tried on when a model is loaded.
-const TRIAL_TOKENS: usize = 16;
+const TRIAL_TOKENS: usize = 24;
 /// A predictor that lists more than this share saves nothing that running the whole gate would not.
 const MOST_LISTED: f64 = 0.9;
 
@@ -48,7 +49,8 @@ pub struct PredictorOptions {
     pub dtype: Option<WeightFormat>,
     /// The share of the activation mass that a layer's predictor has to list, on a trial run of a
     /// few tokens when the model is loaded; a layer whose predictor does not runs exactly instead.
-    /// `None`: 0.9 for quantised predictors, 0.5 for trained ones, which leaves broken ones out.
+    /// `None`: 0.9 for quantised predictors, 0.5 for trained ones, which leaves broken ones out; and
+    /// where the bits are not given, those and the margin are chosen to list 0.99.
     pub floor: Option<f64>,
 }
 
@@ -56,7 +58,9 @@ pub struct PredictorOptions {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum PredictorSource {
-    /// Made from the gates: copies of so many bits, or as many as pay.
+    /// Made from the gates: copies of so many bits; or for each layer of the bits, and with the margin,
+    /// that cost least of those that list enough on a trial run. A layer where that would be read no
+    /// faster than its gate runs exactly.
     Quantized(Option<LowBitFormat>),
     /// The original's: a folder of `model_0.pt`, `model_1.pt`, …, one a layer, each with `fc1.weight`
     /// and `fc2.weight`, and a `config.json` whose `sparse_threshold` is the least score of a
@@ -113,6 +117,15 @@ impl PredictorOptions {
         self
     }
 
+    /// Bits a weight of the copies of gates whose own weights take `gate_bits`, if predictors are
+    /// made of such.
+    pub(crate) fn bits_of_copy(&self, gate_bits: f64) -> Option<LowBitFormat> {
+        match self.source {
+            PredictorSource::Quantized(bits) => Some(bits.unwrap_or(bits_that_pay(gate_bits))),
+            _ => None,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         if self.shift.is_finite() && self.floor.is_none_or(|floor| (0.0..=1.0).contains(&floor)) {
             return Ok(());
@@ -134,13 +147,17 @@ impl PredictorOptions {
 pub(crate) struct Predictors<'a> {
     options: &'a PredictorOptions,
     folder: Option<PredictorFolder>,
+    /// Layers get theirs when all are loaded.
+    later: bool,
 }
 
 impl<'a> Predictors<'a> {
-    /// Predictors for a model of `n_layers` layers.
+    /// Predictors for a model of `n_layers` layers; `whole` if the neurons of a layer are all in one
+    /// place.
     pub(crate) fn open(
         options: &'a PredictorOptions,
         n_layers: usize,
+        whole: bool,
     ) -> powerinfer_core::Result<Self> {
         let mut folder = None;
         match &options.source {
@@ -152,11 +169,25 @@ impl<'a> Predictors<'a> {
             }
             _ => {}
         }
-        Ok(Self { options, folder })
+        let later = whole && options.source == PredictorSource::Quantized(None);
+        Ok(Self { options, folder, later })
     }
 
-    /// The predictor of a layer with these weights, out of the model's store if it lies there.
+    /// The predictor of a layer with these weights, out of the model's store if it lies there. `None`
+    /// if the layer gets one later.
     pub(crate) fn of_layer(
+        &self,
+        layer: usize,
+        weights: &FfnWeights,
+        store: &mut WeightStore,
+    ) -> powerinfer_core::Result<Option<Arc<dyn ActivationPredictor>>> {
+        if self.later {
+            return Ok(None);
+        }
+        self.made_for(layer, weights, store).map(Some)
+    }
+
+    fn made_for(
         &self,
         layer: usize,
         weights: &FfnWeights,
@@ -181,7 +212,9 @@ impl<'a> Predictors<'a> {
                 return Ok(Arc::new(made.with_threshold_shift(-shift)));
             }
             PredictorSource::Quantized(Some(bits)) => *bits,
-            _ => bits_that_pay(weights),
+            _ => bits_that_pay(
+                8.0 * weights.gate.row_bytes() as f64 / weights.d_model().max(1) as f64,
+            ),
         };
         let made = QuantizedGate::new(weights, bits).map_err(model_error)?;
         let margin = made.margin() + shift;
@@ -205,22 +238,33 @@ fn read_layers(
     ))
 }
 
-/// How many bits a copy of the gate is best made of: as few as keep the loss small where the gate
+/// How many bits a copy of the gate is best made of where nothing is tried: as few as keep the loss small where the gate
 /// itself is held in few, one more where reading the gate costs so much that fewer rows listed in
 /// vain outweigh it.
-fn bits_that_pay(weights: &FfnWeights) -> LowBitFormat {
-    let bits_per_weight = 8.0 * weights.gate.row_bytes() as f64 / weights.d_model().max(1) as f64;
+fn bits_that_pay(bits_per_weight: f64) -> LowBitFormat {
     if bits_per_weight < 6.0 { LowBitFormat::Bits2 } else { LowBitFormat::Bits3 }
 }
 
-/// Runs a few tokens and takes predictors away that miss too much or list nearly everything;
-/// returns what was done, in words.
-pub(crate) fn try_out(model: &mut Decoder, options: &PredictorOptions) -> Result<Vec<String>> {
-    let info = model.info();
-    let n_tokens = TRIAL_TOKENS.min(info.max_context);
+/// Tokens from all over the vocabulary.
+fn trial_tokens(info: &ModelInfo) -> Vec<u32> {
     let spread = (info.vocab_size / TRIAL_TOKENS).max(1);
     let id = |i: usize| u32::try_from((i * spread + 11) % info.vocab_size.max(1)).unwrap_or(0);
-    let tokens: Vec<u32> = (0..n_tokens).map(id).collect();
+    (0..TRIAL_TOKENS.min(info.max_context)).map(id).collect()
+}
+
+/// Runs a few tokens. Gives layers without predictors those that pay, if they were to get theirs now,
+/// or takes predictors away that miss too much or list nearly everything; returns what was done, in
+/// words.
+pub(crate) fn try_out(
+    model: &mut Decoder,
+    options: &PredictorOptions,
+    whole: bool,
+) -> Result<Vec<String>> {
+    if whole && options.source == PredictorSource::Quantized(None) {
+        return choice::choose(model, options);
+    }
+    let info = model.info();
+    let tokens = trial_tokens(info);
     let mut step = Step {
         wanted: WantedLogits::None,
         sparsity: Some(Sparsity::Exact),
@@ -313,10 +357,10 @@ mod tests {
             let thresholds = thresholds.to_vec();
             let options =
                 PredictorOptions::new(PredictorSource::InModel { thresholds }).with_shift(0.25);
-            let predictors = Predictors::open(&options, 2)?;
+            let predictors = Predictors::open(&options, 2, true)?;
             let mut store = WeightStore::from_source(Box::new(Ones));
-            let mut of_layer = |layer| predictors.of_layer(layer, &weights, &mut store);
-            let found = [of_layer(0)?, of_layer(1)?].map(|predictor| predictor.describe());
+            let mut made_for = |layer| predictors.made_for(layer, &weights, &mut store);
+            let found = [made_for(0)?, made_for(1)?].map(|predictor| predictor.describe());
             store.finish(&|_| false)?;
             Ok(found.to_vec())
         };

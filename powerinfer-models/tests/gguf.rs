@@ -5,17 +5,18 @@
 mod run;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, FileDtype, GgufFile, Holding, ModelConfig, Result as CoreResult,
-    Sparsity, TensorInfo, TensorSource,
+    CausalLm, Error as CoreError, FfnObserver, FfnSeen, FileDtype, GgufFile, Holding, ModelConfig,
+    Result as CoreResult, Sparsity, Step, TensorInfo, TensorSource,
 };
 use powerinfer_models::{
-    ConvertOptions, Converted, Error, GgufPredictor, LoadOptions, PredictorTensors, convert, load,
-    supported_model_types,
+    ConvertOptions, Converted, Error, GgufPredictor, LoadOptions, MlpPredictorWeights,
+    PredictorOptions, PredictorSource, PredictorTensors, convert, load, supported_model_types,
 };
-use powerinfer_ops::WeightFormat;
+use powerinfer_ops::{NeuronMatrix, WeightFormat};
+use powerinfer_predictor::{ActivationPredictor, FfnInputs, MlpPredictor};
 use run::{MAX_BYTES, load_fixture_as, modes, random_tokens};
 use tempfile::TempDir;
 use testing::{Fixture, Seeded, assert_close, assert_same_bits};
@@ -220,6 +221,89 @@ fn predictors_of_mixed_ranks_go_with_the_file() {
         assert_same_bits(&logits(&*first.unwrap(), 1), &logits(&*second.unwrap(), 1), "again");
     }
     assert!(GgufPredictor::open(&plain(&fixture)).unwrap().is_none());
+}
+
+/// Counts, pass by pass, the neurons that plain loops over a file's predictor list, having held the
+/// lists to those of the predictor that runs.
+#[derive(Debug)]
+struct PlainLoops {
+    layers: Vec<MlpPredictorWeights>,
+    listed: Vec<u64>,
+}
+
+impl PlainLoops {
+    /// `fc2 · relu(fc1 · x) ≥ threshold`, neuron by neuron, in f64.
+    fn picks(weights: &MlpPredictorWeights, x: &[f32]) -> Vec<u32> {
+        let product = |matrix: &NeuronMatrix, row: usize, x: &[f64]| -> f64 {
+            let mut values = vec![0.0; matrix.d_model()];
+            matrix.row_to_f32(row, &mut values);
+            values.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()
+        };
+        let MlpPredictorWeights { fc1, fc2, threshold, .. } = weights;
+        let x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        let hidden: Vec<f64> =
+            (0..fc1.n_neurons()).map(|row| product(fc1, row, &x).max(0.0)).collect();
+        let fires = |&row: &usize| product(fc2, row, &hidden) >= f64::from(*threshold);
+        (0..fc2.n_neurons()).filter(fires).map(|row| row as u32).collect()
+    }
+}
+
+impl FfnObserver for PlainLoops {
+    fn observe(&mut self, seen: &FfnSeen<'_>) -> CoreResult<()> {
+        let weights = &self.layers[seen.layer];
+        let (fc1, fc2) = (weights.fc1.clone(), weights.fc2.clone());
+        let running = MlpPredictor::new(fc1, fc2, weights.threshold).unwrap();
+        let mut found = Vec::new();
+        let inputs = FfnInputs { residual: seen.residual, normed: seen.normed };
+        running.predict(&inputs, &mut found).unwrap();
+        let tokens = seen.residual.to_vec2::<f32>().unwrap();
+        assert_eq!(found.len(), tokens.len());
+        for (found, x) in found.iter().zip(&tokens) {
+            let expected = Self::picks(weights, x);
+            assert_eq!(found.as_slice(), expected, "layer {}", seen.layer);
+            self.listed[seen.layer] += expected.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn picks_are_those_of_plain_loops_over_the_file_s_own_predictor() {
+    for name in ["llama-gqa-tied-theta", "falcon-7b-mq", "opt-preln"] {
+        let fixture = Fixture::micro(name);
+        let config = ModelConfig::from_dir(&fixture.model_dir, &supported_model_types()).unwrap();
+        let n = config.n_layers;
+        let predictor = RandomPredictor {
+            ranks: [5, 32, 41].into_iter().cycle().take(n).collect(),
+            d_model: config.d_model,
+            d_ff: config.d_ff,
+        };
+        let thresholds: Vec<f32> = [0.5, -0.25, 0.0].into_iter().cycle().take(n).collect();
+        let source =
+            PredictorTensors { source: Arc::new(predictor), thresholds: thresholds.clone() };
+        let options = options(true, Some(WeightFormat::F16)).with_predictor(source);
+        let (_dir, path) = write(&fixture, &options).unwrap();
+        // it knows nothing, so it is not held to what fires
+        let own = PredictorOptions::new(PredictorSource::InModel { thresholds }).with_floor(0.0);
+        let model = loaded(&path, &LoadOptions::default().with_predictor(own));
+        assert_eq!(model.info().sparsity, Sparsity::Predicted, "{:?}", model.info().notes);
+
+        let stored = GgufPredictor::open(&path).unwrap().unwrap();
+        let layers = (0..n).map(|layer| stored.layer(layer).unwrap()).collect();
+        let plain = Arc::new(Mutex::new(PlainLoops { layers, listed: vec![0; n] }));
+        let mut step = Step { observer: Some(plain.clone()), ..Step::default() };
+        let mut cache = model.new_cache();
+        let tokens = random_tokens(&*model, 12, 9);
+        // a prompt, then one by one
+        model.forward(&tokens[..5], &mut cache, &mut step).unwrap();
+        for token in &tokens[5..] {
+            model.forward(&[*token], &mut cache, &mut step).unwrap();
+        }
+        let listed = plain.lock().unwrap().listed.clone();
+        assert_eq!(step.stats.picked_per_layer, listed, "{name}");
+        let all = (config.d_ff * tokens.len()) as u64;
+        assert!(listed.iter().all(|&n| n > all / 10 && n < all * 9 / 10), "{listed:?} of {all}");
+    }
 }
 
 /// A plain file that stays until the process ends.

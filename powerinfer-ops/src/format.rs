@@ -66,28 +66,48 @@ pub(crate) trait BlockFormat {
     }
 }
 
-/// A format whose blocks are 32 whole numbers times a scale.
+/// A format of whole numbers, each 32 of which share a scale and perhaps an offset.
 ///
 /// It has two scalar truths: products with values as they are ([`BlockFormat::dot`]), and with
 /// values rounded to eight bits, which dense and sparse products use.
 pub(crate) trait NumberFormat: BlockFormat {
-    /// The scale and the numbers of a block.
-    fn numbers(block: &[u8]) -> (f32, [i8; int8::BLOCK]);
+    /// Parts of a block.
+    const PARTS: usize = Self::BLOCK_LEN / int8::BLOCK;
+    /// Whether parts have offsets. The numbers of a format that has them are not negative.
+    const OFFSETS: bool = false;
 
-    /// `Σ_b scale_b · x_scale_b · Σ_i number_i · x_number_i`
+    /// One of the parts of a block.
+    fn part(block: &[u8], part: usize) -> Part;
+
+    /// All parts of a row.
+    fn parts(row: &[u8]) -> impl Iterator<Item = Part> {
+        let blocks = row.chunks_exact(Self::BLOCK_BYTES);
+        blocks.flat_map(|block| (0..Self::PARTS).map(move |part| Self::part(block, part)))
+    }
+
+    /// `Σ_p x_scale_p · (scale_p · Σ_i number_i · x_number_i + offset_p · Σ_i x_number_i)`
     fn dot_int8(row: &[u8], x: &[InputGroup]) -> f32 {
         let mut product = 0.0;
-        for (b, block) in row.chunks_exact(Self::BLOCK_BYTES).enumerate() {
-            let (group, b) = (&x[b / int8::BLOCKS], b % int8::BLOCKS);
-            let (scale, numbers) = Self::numbers(block);
-            let mut sum = 0;
-            for (number, x) in numbers.into_iter().zip(group.block_numbers(b)) {
-                sum += i32::from(number) * i32::from(x);
+        for (p, part) in Self::parts(row).enumerate() {
+            let (group, p) = (&x[p / int8::BLOCKS], p % int8::BLOCKS);
+            let (mut products, mut sum) = (0, 0);
+            for (number, x) in part.numbers.into_iter().zip(group.block_numbers(p)) {
+                products += i32::from(number) * i32::from(x);
+                sum += i32::from(x);
             }
-            product += scale * group.block_scale(b) * sum as f32;
+            product += part.scale * group.block_scale(p) * products as f32;
+            product += part.offset * group.block_scale(p) * sum as f32;
         }
         product
     }
+}
+
+/// Values that share a scale: `value[i] = scale · number[i] + offset`.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) scale: f32,
+    pub(crate) offset: f32,
+    pub(crate) numbers: [i8; int8::BLOCK],
 }
 
 /// The scale of a quantised block; NaN if a value is not finite, so that the loss shows wherever

@@ -39,8 +39,8 @@
 //! architectures run the scalar kernels. The NEON kernels are tested under an emulator; nobody has
 //! measured their speed yet.
 //!
-//! Dot products of Q8_0 and Q4_0 rows round the values they meet to eight bits in blocks of 32, as
-//! ggml does, and multiply whole numbers: the product moves by at most
+//! Dot products of quantised rows, those of Q6_K apart, round the values they meet to eight bits in
+//! blocks of 32, as ggml does, and multiply whole numbers: the product moves by at most
 //! `Σ_blocks max|x| / 254 · Σ_i |w[i]|`. Weighted sums of rows take activations as they are.
 //!
 //! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].

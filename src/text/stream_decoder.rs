@@ -12,7 +12,8 @@
 //!   leading space stripped, byte tokens fused). It is asked twice, for a short window of
 //!   tokens already shown and for the same window with the new tokens behind it; what the
 //!   second text has more is the new text, unless it ends in U+FFFD, which may be half a
-//!   character.
+//!   character. A stream that goes on after a prompt begins with the end of the prompt as shown, so
+//!   that a space between the two is not taken for one in front of the text.
 
 use super::Tokenizer;
 use crate::error::Result;
@@ -36,6 +37,23 @@ pub(crate) struct StreamDecoder {
 impl StreamDecoder {
     pub(crate) fn new() -> Self {
         Self::default()
+    }
+
+    /// A stream that goes on where the text of `context` ends.
+    pub(crate) fn after(tokenizer: &Tokenizer, context: &[u32]) -> Result<Self> {
+        if tokenizer.byte_level {
+            return Ok(Self::default());
+        }
+        let with_text = context.iter().rev().filter(|&&id| tokenizer.text_token(id).is_some());
+        let mut window: Vec<u32> = with_text.take(MAX_WAITING).copied().collect();
+        window.reverse();
+        let mut shown_text = tokenizer.decode_window(&window)?;
+        // bytes cut off a character would spoil those that follow
+        while shown_text.starts_with(char::REPLACEMENT_CHARACTER) {
+            window.remove(0);
+            shown_text = tokenizer.decode_window(&window)?;
+        }
+        Ok(Self { n_shown: window.len(), window, shown_text, ..Self::default() })
     }
 
     /// The text that `id` completes, often empty.
@@ -237,6 +255,23 @@ mod tests {
     }
 
     #[test]
+    fn a_text_that_goes_on_keeps_the_space_before_it() {
+        let (_dir, tokenizer) = sentencepiece();
+        let id = |token: &str| tokenizer.token_id(token).unwrap();
+        let text = [1, id("▁Hello"), id("▁wor"), id("ld"), id("▁"), id("▁Hello"), id(".")];
+        for at in 0..=text.len() {
+            let (context, rest) = text.split_at(at);
+            let mut decoder = StreamDecoder::after(&tokenizer, context).unwrap();
+            let mut whole = one_shot(&tokenizer, context);
+            for &id in rest {
+                whole.push_str(&decoder.push(&tokenizer, id).unwrap());
+            }
+            whole.push_str(&decoder.finish(&tokenizer).unwrap());
+            assert_eq!(whole, "Hello world  Hello.", "after {at} tokens");
+        }
+    }
+
+    #[test]
     fn many_useless_byte_tokens_do_not_pile_up() {
         let (_dir, tokenizer) = sentencepiece();
         let id = tokenizer.token_id("<0xFF>").unwrap();
@@ -269,6 +304,18 @@ mod tests {
             TOKENIZER.with(|(_, tokenizer)| {
                 let ids = tokenizer.encode(&text.replace(' ', "▁"), false).unwrap();
                 assert_eq!(streamed(tokenizer, &ids), one_shot(tokenizer, &ids));
+                let (context, rest) = ids.split_at(ids.len() / 2);
+                let mut decoder = StreamDecoder::after(tokenizer, context).unwrap();
+                let mut found = String::new();
+                for &id in rest {
+                    found.push_str(&decoder.push(tokenizer, id).unwrap());
+                }
+                found.push_str(&decoder.finish(tokenizer).unwrap());
+                let before = one_shot(tokenizer, context);
+                // a context that ends within a character has no text to go on from
+                if !before.ends_with(char::REPLACEMENT_CHARACTER) {
+                    assert_eq!(before + &found, one_shot(tokenizer, &ids));
+                }
             });
         }
     }

@@ -1,10 +1,12 @@
 //! A stack of blocks between embeddings and head: the one `CausalLm` of all architectures.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
-use powerinfer_ops::FastDevice;
+use powerinfer_ops::{FastDevice, FfnWeights};
 use powerinfer_predictor::ActivationPredictor;
 
 use crate::gguf_names::is_predictor;
@@ -21,6 +23,8 @@ pub struct Decoder {
     blocks: Vec<Block>,
     norm: Option<Norm>,
     head: Head,
+    /// Predictors were to be chosen and none paid: predicted runs are exact ones.
+    exact_pays: bool,
 }
 
 impl Decoder {
@@ -33,7 +37,8 @@ impl Decoder {
         norm: Option<Norm>,
         head: Head,
     ) -> Self {
-        Self { info: ModelInfo::default(), embedding, position, blocks, norm, head }
+        let info = ModelInfo::default();
+        Self { info, embedding, position, blocks, norm, head, exact_pays: false }
     }
 
     /// Says what the model is; [`ModelInfo::kv`] and [`ModelInfo::sparsity`] take effect.
@@ -111,6 +116,22 @@ impl Decoder {
         self.info.predictor = self.predictor().map(ActivationPredictor::describe);
     }
 
+    /// Gives a layer a predictor.
+    pub(crate) fn set_predictor(&mut self, layer: usize, predictor: Arc<dyn ActivationPredictor>) {
+        self.info.weight_bytes += predictor.size_bytes() as u64;
+        self.blocks[layer].ffn.set_predictor(predictor);
+    }
+
+    /// Lets predicted runs be exact ones if no layer has a predictor.
+    pub(crate) fn run_exactly_without_predictors(&mut self) {
+        self.exact_pays = self.predictor().is_none();
+    }
+
+    /// The weights of a layer whose neurons can be skipped and are all in one place.
+    pub(crate) fn whole_ffn(&self, layer: usize) -> Option<&FfnWeights> {
+        self.blocks[layer].ffn.whole().filter(|weights| weights.down_by_output.is_none())
+    }
+
     /// Takes the predictor of a layer away.
     pub(crate) fn drop_predictor(&mut self, layer: usize) {
         self.blocks[layer].ffn.drop_predictor();
@@ -141,7 +162,7 @@ impl CausalLm for Decoder {
         cache.reserve(tokens.len())?;
         let mut x = self.position.add(x, cache.len())?;
         let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
-        if sparsity == Sparsity::Predicted && self.predictor().is_none() {
+        if sparsity == Sparsity::Predicted && self.predictor().is_none() && !self.exact_pays {
             return Err(Error::NoPredictor);
         }
         let rotary = self.position.rotary(cache.len(), tokens.len())?;

@@ -60,6 +60,19 @@ impl SparseFfn {
         self.predictor.as_deref()
     }
 
+    /// As [`with_predictor`](Self::with_predictor).
+    pub(crate) fn set_predictor(&mut self, predictor: Arc<dyn ActivationPredictor>) {
+        self.predictor = Some(predictor);
+    }
+
+    /// The weights, if all neurons are in one shard.
+    pub(crate) fn whole(&self) -> Option<&FfnWeights> {
+        match self.shards.as_slice() {
+            [shard] => Some(shard.weights()),
+            _ => None,
+        }
+    }
+
     /// Lets the network run all neurons that fire, whatever the mode.
     pub(crate) fn drop_predictor(&mut self) {
         (self.predictor, self.split_predictor) = (None, None);

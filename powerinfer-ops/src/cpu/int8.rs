@@ -3,7 +3,8 @@
 //! The idea: a block of 32 weights is `scale · number[i]` with small whole numbers. If the 32 values
 //! it meets are `x_scale · x_number[i]` as well, the block's share of the product is
 //! `scale · x_scale · Σ number[i] · x_number[i]`, and the sum is one of whole numbers, which CPUs
-//! form four products a lane at a time. The naive loop is
+//! form four products a lane at a time. An offset that the weights share adds
+//! `offset · x_scale · Σ x_number[i]`. The naive loop is
 //! [`NumberFormat::dot_int8`](crate::format::NumberFormat::dot_int8).
 //!
 //! What it costs in exactness: `x_scale` is the largest magnitude of the block over 127, so each
@@ -26,8 +27,9 @@ const HALF: usize = BLOCK / 2;
 pub(crate) const BLOCKS: usize = 4;
 /// Values of a group.
 const GROUP_VALUES: usize = BLOCK * BLOCKS;
-/// What is added to signed bytes to make them unsigned, in [`InputGroup::corrections`].
-const OFFSET: i32 = 128;
+/// By how many bits numbers are shifted to the left in [`InputGroup::corrections`], as 128 is what is
+/// added to signed bytes to make them unsigned.
+pub(crate) const OFFSET_BITS: u32 = 7;
 /// Added to a float below 2²² it leaves the nearest whole number in the lowest bits, ties to even.
 const ROUND: f32 = 12_582_912.0;
 /// The largest magnitude below which a block counts as zeros: the inverse of its scale would be
@@ -51,10 +53,31 @@ pub(crate) struct InputGroup {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct WeightGroup {
-    /// Laid out as [`InputGroup::numbers`], signed or offset by 128 as the kernel table likes it.
+    /// Laid out as [`InputGroup::numbers`]; signed, or made unsigned as the kernel table likes it.
     pub(crate) numbers: [u8; GROUP_VALUES],
     /// The scale of each block, four times.
     pub(crate) scales: [f32; 16],
+    /// The offset of each block, four times; not written for formats that have none.
+    pub(crate) offsets: [f32; 16],
+}
+
+/// Whether weights have offsets: what tiles of products are compiled for.
+pub(crate) trait Offsets {
+    const ANY: bool;
+}
+
+/// Weights that have.
+pub(crate) struct WithOffsets;
+
+/// Weights that have not.
+pub(crate) struct WithoutOffsets;
+
+impl Offsets for WithOffsets {
+    const ANY: bool = true;
+}
+
+impl Offsets for WithoutOffsets {
+    const ANY: bool = false;
 }
 
 /// Groups of a row of `n_values` values.
@@ -101,7 +124,7 @@ pub(crate) fn quantize(values: &[f32], groups: &mut [InputGroup]) {
                 sum += i32::from(group.numbers[lane * 4 + i]);
                 sum += i32::from(group.numbers[GROUP_VALUES / 2 + lane * 4 + i]);
             }
-            *correction = -OFFSET * sum;
+            *correction = -(sum << OFFSET_BITS);
         }
     }
 }

@@ -10,14 +10,22 @@
 
 use std::arch::x86_64::*;
 
-use super::int8::{BLOCKS, InputGroup, WeightGroup};
+use super::int8::{
+    BLOCKS, InputGroup, OFFSET_BITS, Offsets, WeightGroup, WithOffsets, WithoutOffsets,
+};
 use super::simd::{self, LINE, Vector};
 use super::tiles::{int8_rows, tiles};
 use super::{GROUP, Grouping, Int8Products, Int8Table, RowValues, Rows};
-use crate::format::{NumberFormat, Q40, Q80};
+use crate::format::{BlockFormat, NumberFormat, Q4K, Q40, Q41, Q50, Q80, q4_k};
 
 /// The products of every format of whole numbers.
-pub(super) const INT8: Int8Table = Int8Table { q8_0: products::<Q80>(), q4_0: products::<Q40>() };
+pub(super) const INT8: Int8Table = Int8Table {
+    q8_0: products::<Q80>(),
+    q4_0: products::<Q40>(),
+    q4_1: products::<Q41>(),
+    q5_0: products::<Q50>(),
+    q4_k: products::<Q4K>(),
+};
 
 /// The products of a format.
 const fn products<F: Groups>() -> Int8Products {
@@ -26,24 +34,29 @@ const fn products<F: Groups>() -> Int8Products {
         dot_group: dot_group::<F>,
         grouping: Grouping::Scattered,
         unpack: unpack::<F>,
-        block,
-        gather,
+        block: if F::OFFSETS { block::<WithOffsets> } else { block::<WithoutOffsets> },
+        gather: if F::OFFSETS { gather::<WithOffsets> } else { gather::<WithoutOffsets> },
     }
 }
 
-/// How four blocks of a format become registers.
+/// 128 weights: first halves, second halves, unsigned; scales and offsets, four times each. Where a
+/// format has no offsets they are zeros.
+type Group = (__m512i, __m512i, __m512, __m512);
+
+/// How four parts of a row become registers.
 trait Groups: NumberFormat {
-    /// Bytes of four blocks.
-    const BYTES: usize = BLOCKS * Self::BLOCK_BYTES;
-    /// How far to shift corrections for an offset of 128 right.
+    /// Bytes of four parts.
+    const BYTES: usize = BLOCKS * Self::BLOCK_BYTES / Self::PARTS;
+    /// How far to shift corrections for an offset of 128 right; of no meaning with offsets, where
+    /// numbers are unsigned to begin with.
     const SHIFT: i32;
 
-    /// First halves, second halves, scales four times each.
+    /// Parts `4 · g` to `4 · g + 3` of a row.
     ///
     /// # Safety
     /// - the CPU has AVX-512 F, BW and VL
-    /// - `BYTES` bytes at `at` are readable
-    unsafe fn load(at: *const u8) -> (__m512i, __m512i, __m512);
+    /// - the blocks that hold the parts are readable
+    unsafe fn load(row: *const u8, g: usize) -> Group;
 }
 
 /// Sixteen bytes at `at`, `at + stride`, `at + 2 · stride` and `at + 3 · stride`.
@@ -75,33 +88,55 @@ unsafe fn halves(words: __m512i) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm512_castsi512_si256(words)) }
 }
 
+/// The low and the high halves of bytes.
+///
+/// # Safety
+/// The CPU has AVX-512 BW.
+#[inline(always)]
+unsafe fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let low = _mm512_set1_epi8(15);
+        (_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low))
+    }
+}
+
+/// Four words of the 128 bytes of `words` and `more`, as f32, four times each.
+///
+/// # Safety
+/// The CPU has AVX-512 F and BW.
+#[inline(always)]
+unsafe fn scales(words: __m512i, more: __m512i, places: [i64; 4]) -> __m512 {
+    const EACH: i64 = 0x0001_0001_0001_0001;
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let places = _mm512_setr_epi64(
+            places[0] * EACH,
+            places[1] * EACH,
+            places[2] * EACH,
+            places[3] * EACH,
+            0,
+            0,
+            0,
+            0,
+        );
+        halves(_mm512_permutex2var_epi16(words, places, more))
+    }
+}
+
 impl Groups for Q40 {
     /// From 128 to 8.
     const SHIFT: i32 = 4;
 
     #[inline(always)]
-    unsafe fn load(at: *const u8) -> (__m512i, __m512i, __m512) {
+    unsafe fn load(row: *const u8, g: usize) -> Group {
         // SAFETY: the caller has the instructions and the 72 bytes.
         unsafe {
-            let bytes = four::<18>(at.add(2));
-            let low = _mm512_set1_epi8(15);
-            let (first, second) = (
-                _mm512_and_si512(bytes, low),
-                _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low),
-            );
-            // the scales are the words 0, 9, 18 and 27 of the first 64 bytes
+            let at = row.add(g * Self::BYTES);
+            let (first, second) = nibbles(four::<18>(at.add(2)));
+            // the first words of blocks of nine
             let words = _mm512_loadu_si512(at.cast());
-            let places = _mm512_setr_epi64(
-                0x0000_0000_0000_0000,
-                0x0009_0009_0009_0009,
-                0x0012_0012_0012_0012,
-                0x001B_001B_001B_001B,
-                0,
-                0,
-                0,
-                0,
-            );
-            (first, second, halves(_mm512_permutexvar_epi16(places, words)))
+            (first, second, scales(words, words, [0, 9, 18, 27]), _mm512_setzero_ps())
         }
     }
 }
@@ -110,27 +145,115 @@ impl Groups for Q80 {
     const SHIFT: i32 = 0;
 
     #[inline(always)]
-    unsafe fn load(at: *const u8) -> (__m512i, __m512i, __m512) {
+    unsafe fn load(row: *const u8, g: usize) -> Group {
         // SAFETY: the caller has the instructions and the 136 bytes.
         unsafe {
+            let at = row.add(g * Self::BYTES);
             let unsigned = _mm512_set1_epi8(i8::MIN);
             let first = _mm512_xor_si512(four::<34>(at.add(2)), unsigned);
             let second = _mm512_xor_si512(four::<34>(at.add(18)), unsigned);
-            // the scales are the words 0, 17, 34 and 51: 32 is the first of the second register
+            // the first words of blocks of 17
             let words = _mm512_loadu_si512(at.cast());
             let more = _mm512_loadu_si512(at.add(64).cast());
-            let places = _mm512_setr_epi64(
-                0x0000_0000_0000_0000,
-                0x0011_0011_0011_0011,
-                0x0022_0022_0022_0022,
-                0x0033_0033_0033_0033,
-                0,
-                0,
-                0,
-                0,
-            );
-            (first, second, halves(_mm512_permutex2var_epi16(words, places, more)))
+            (first, second, scales(words, more, [0, 17, 34, 51]), _mm512_setzero_ps())
         }
+    }
+}
+
+impl Groups for Q41 {
+    const SHIFT: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn load(row: *const u8, g: usize) -> Group {
+        // SAFETY: the caller has the instructions and the 80 bytes.
+        unsafe {
+            let at = row.add(g * Self::BYTES);
+            let (first, second) = nibbles(four::<20>(at.add(4)));
+            // the first and the second words of blocks of ten
+            let words = _mm512_loadu_si512(at.cast());
+            (
+                first,
+                second,
+                scales(words, words, [0, 10, 20, 30]),
+                scales(words, words, [1, 11, 21, 31]),
+            )
+        }
+    }
+}
+
+impl Groups for Q50 {
+    /// From 128 to 16.
+    const SHIFT: i32 = 3;
+
+    #[inline(always)]
+    unsafe fn load(row: *const u8, g: usize) -> Group {
+        // SAFETY: the caller has the instructions and the 88 bytes.
+        unsafe {
+            let at = row.add(g * Self::BYTES);
+            let (first, second) = nibbles(four::<22>(at.add(6)));
+            // the fifth bits of the first halves and of the second ones
+            let (mut low, mut high) = (0, 0);
+            for block in 0..BLOCKS {
+                let bits = at.add(2 + block * Self::BLOCK_BYTES).cast::<u32>().read_unaligned();
+                low |= u64::from(bits & 0xFFFF) << (16 * block);
+                high |= u64::from(bits >> 16) << (16 * block);
+            }
+            let sixteen = _mm512_set1_epi8(16);
+            // the first words of blocks of eleven; the second register begins at word 12, so that
+            // it ends with the last block
+            let words = _mm512_loadu_si512(at.cast());
+            let more = _mm512_loadu_si512(at.add(24).cast());
+            (
+                _mm512_mask_add_epi8(first, low, first, sixteen),
+                _mm512_mask_add_epi8(second, high, second, sixteen),
+                scales(words, more, [0, 11, 22, 32 + 33 - 12]),
+                _mm512_setzero_ps(),
+            )
+        }
+    }
+}
+
+impl Groups for Q4K {
+    const SHIFT: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn load(row: *const u8, g: usize) -> Group {
+        let half = g % (Self::PARTS / BLOCKS);
+        // SAFETY: the caller has the instructions and the block.
+        unsafe {
+            let block = row.add(g / (Self::PARTS / BLOCKS) * Self::BLOCK_BYTES);
+            // two parts are the low and the high halves of the same 32 bytes
+            let bytes = _mm512_loadu_si512(block.add(q4_k::NUMBERS + 64 * half).cast());
+            let shifts = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
+            let low = _mm512_set1_epi8(15);
+            let first =
+                _mm512_srlv_epi64(_mm512_shuffle_i32x4::<0b10_10_00_00>(bytes, bytes), shifts);
+            let second =
+                _mm512_srlv_epi64(_mm512_shuffle_i32x4::<0b11_11_01_01>(bytes, bytes), shifts);
+            let (scales, offsets) = q4_k::four_part_scales(&*block.cast(), half);
+            (
+                _mm512_and_si512(first, low),
+                _mm512_and_si512(second, low),
+                products_of(block, scales),
+                _mm512_sub_ps(_mm512_setzero_ps(), products_of(block.add(2), offsets)),
+            )
+        }
+    }
+}
+
+/// The f16 at `at` times each of four bytes, four times each.
+///
+/// # Safety
+/// - the CPU has AVX-512 F and F16C
+/// - two bytes at `at` are readable
+#[inline(always)]
+unsafe fn products_of(at: *const u8, bytes: u32) -> __m512 {
+    // SAFETY: the caller has the instructions and the bytes.
+    unsafe {
+        let factor = _mm_cvtph_ps(_mm_set1_epi16(at.cast::<i16>().read_unaligned()));
+        let numbers = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(bytes as i32)));
+        let places = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        _mm512_permutexvar_ps(places, _mm512_castps128_ps512(_mm_mul_ps(factor, numbers)))
     }
 }
 
@@ -159,7 +282,8 @@ unsafe fn dots<F: Groups, const R: usize>(
                 line += LINE;
             }
             for r in 0..R {
-                sums[r] = add_group::<F>(rows[r].as_ptr().add(g * F::BYTES), &x[g], sums[r]);
+                let weights = F::load(rows[r].as_ptr(), g);
+                sums[r] = add((F::OFFSETS, F::SHIFT), weights, &x[g], sums[r]);
             }
         }
         if n_whole < x.len() {
@@ -168,7 +292,8 @@ unsafe fn dots<F: Groups, const R: usize>(
                 let mut padded = [0u8; BLOCKS * 34];
                 let rest = &rows[r][n_whole * F::BYTES..];
                 padded[..rest.len()].copy_from_slice(rest);
-                sums[r] = add_group::<F>(padded.as_ptr(), &x[n_whole], sums[r]);
+                let weights = F::load(padded.as_ptr(), 0);
+                sums[r] = add((F::OFFSETS, F::SHIFT), weights, &x[n_whole], sums[r]);
             }
         }
         let [totals] = simd::sum_lanes(&[sums]);
@@ -176,21 +301,34 @@ unsafe fn dots<F: Groups, const R: usize>(
     }
 }
 
-/// Adds the products of a group to `sum`.
+/// Adds the products of a group to `sum`; without offsets, weights are `128 >> shift` too large.
 ///
 /// # Safety
-/// - the CPU has AVX-512 F, BW, VL and VNNI
-/// - `F::BYTES` bytes at `at` are readable
+/// The CPU has AVX-512 F, BW, VL and VNNI.
 #[inline(always)]
-unsafe fn add_group<F: Groups>(at: *const u8, x: &InputGroup, sum: __m512) -> __m512 {
-    // SAFETY: the caller has the instructions and the bytes; a group is all readable.
+unsafe fn add(
+    (has_offsets, shift): (bool, i32),
+    (first, second, scales, offsets): Group,
+    x: &InputGroup,
+    sum: __m512,
+) -> __m512 {
+    // SAFETY: the caller has the instructions; a group is all readable.
     unsafe {
-        let (first, second, scales) = F::load(at);
         let (x_first, x_second, x_scales, corrections) = load_input(x);
-        let start = _mm512_sra_epi32(corrections, _mm_cvtsi32_si128(F::SHIFT));
+        let start = if has_offsets {
+            _mm512_setzero_si512()
+        } else {
+            _mm512_sra_epi32(corrections, _mm_cvtsi32_si128(shift))
+        };
         let products =
             _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, first, x_first), second, x_second);
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_mul_ps(scales, x_scales), sum)
+        let products = _mm512_cvtepi32_ps(products);
+        let sum = _mm512_fmadd_ps(products, _mm512_mul_ps(scales, x_scales), sum);
+        if !has_offsets {
+            return sum;
+        }
+        let less = _mm512_cvtepi32_ps(_mm512_srai_epi32::<OFFSET_BITS>(corrections));
+        _mm512_fnmadd_ps(less, _mm512_mul_ps(offsets, x_scales), sum)
     }
 }
 
@@ -214,29 +352,32 @@ unsafe fn load_input(x: &InputGroup) -> (__m512i, __m512i, __m512, __m512i) {
 // Sixteen sums, three registers of weights.
 int8_rows!(Groups, "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c", 4, 4);
 
-/// Weights offset by 128.
+/// Weights offset by 128, those with offsets as they are.
 fn unpack<F: Groups>(row: &[u8], groups: &mut [WeightGroup]) {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
     fn inner<F: Groups>(row: &[u8], groups: &mut [WeightGroup]) {
-        let to_128 = (128 - (128 >> F::SHIFT)) as u8 as i8;
+        let to_128 = if F::OFFSETS { 0 } else { (128 - (128 >> F::SHIFT)) as u8 as i8 };
         for (g, group) in groups.iter_mut().enumerate() {
             let mut padded = [0u8; BLOCKS * 34];
             let rest = &row[g * F::BYTES..];
-            let at = if rest.len() < F::BYTES {
+            let (row, g) = if rest.len() < F::BYTES {
                 padded[..rest.len()].copy_from_slice(rest);
-                padded.as_ptr()
+                (padded.as_ptr(), 0)
             } else {
-                rest.as_ptr()
+                (row.as_ptr(), g)
             };
-            // SAFETY: this function has the instructions; `at` has `BYTES` bytes; the arrays of a
-            // group are 128 and 64 bytes long.
+            // SAFETY: this function has the instructions; the row has group `g`; the arrays of a
+            // group are 128, 64 and 64 bytes long.
             unsafe {
-                let (first, second, scales) = F::load(at);
+                let (first, second, scales, offsets) = F::load(row, g);
                 let offset = _mm512_set1_epi8(to_128);
                 let to = group.numbers.as_mut_ptr();
                 _mm512_storeu_si512(to.cast(), _mm512_add_epi8(first, offset));
                 _mm512_storeu_si512(to.add(64).cast(), _mm512_add_epi8(second, offset));
                 _mm512_storeu_ps(group.scales.as_mut_ptr(), scales);
+                if F::OFFSETS {
+                    _mm512_storeu_ps(group.offsets.as_mut_ptr(), offsets);
+                }
             }
         }
     }
@@ -251,7 +392,7 @@ fn unpack<F: Groups>(row: &[u8], groups: &mut [WeightGroup]) {
 /// - the CPU has AVX-512 F, BW, VL and VNNI
 /// - all slices have one length
 #[inline(always)]
-unsafe fn tile<const R: usize, const T: usize>(
+unsafe fn tile<O: Offsets, const R: usize, const T: usize>(
     rows: [&[WeightGroup]; R],
     xs: [&[InputGroup]; T],
 ) -> [[f32; R]; T] {
@@ -265,15 +406,10 @@ unsafe fn tile<const R: usize, const T: usize>(
                 let first = _mm512_loadu_si512(row.numbers.as_ptr().cast());
                 let second = _mm512_loadu_si512(row.numbers.as_ptr().add(64).cast());
                 let scales = _mm512_loadu_ps(row.scales.as_ptr());
+                let offsets = _mm512_loadu_ps(row.offsets.as_ptr());
+                let weights = (first, second, scales, offsets);
                 for t in 0..T {
-                    let (x_first, x_second, x_scales, start) = load_input(xs[t].get_unchecked(g));
-                    let products = _mm512_dpbusd_epi32(start, first, x_first);
-                    let products = _mm512_dpbusd_epi32(products, second, x_second);
-                    sums[t][r] = _mm512_fmadd_ps(
-                        _mm512_cvtepi32_ps(products),
-                        _mm512_mul_ps(scales, x_scales),
-                        sums[t][r],
-                    );
+                    sums[t][r] = add((O::ANY, 0), weights, xs[t].get_unchecked(g), sums[t][r]);
                 }
             }
         }

@@ -14,9 +14,9 @@ pub(super) static TABLE: Table = Table {
     bf16: primitives::<Bf16>(f32_products::<Bf16>()),
     q8_0: primitives::<Q80>(int8_products::<Q80>()),
     q4_0: primitives::<Q40>(int8_products::<Q40>()),
-    q4_1: primitives::<Q41>(f32_products::<Q41>()),
-    q5_0: primitives::<Q50>(f32_products::<Q50>()),
-    q4_k: primitives::<Q4K>(f32_products::<Q4K>()),
+    q4_1: primitives::<Q41>(int8_products::<Q41>()),
+    q5_0: primitives::<Q50>(int8_products::<Q50>()),
+    q4_k: primitives::<Q4K>(int8_products::<Q4K>()),
     q6_k: primitives::<Q6K>(f32_products::<Q6K>()),
     quantize: int8::quantize,
     axpy_tile,
@@ -35,7 +35,7 @@ const fn primitives<F: BlockFormat>(products: Products) -> RowPrimitives {
                 F::axpy(scale, row, y);
             }
         },
-        grouped: false,
+        grouping: Grouping::Never,
         decode: decode::<F>,
     }
 }
@@ -77,11 +77,11 @@ const fn int8_products<F: NumberFormat>() -> Products {
 /// Signed bytes in the order of an [`InputGroup`].
 fn unpack<F: NumberFormat>(row: &[u8], groups: &mut [WeightGroup]) {
     groups.fill(bytemuck::Zeroable::zeroed());
-    for (b, block) in row.chunks_exact(F::BLOCK_BYTES).enumerate() {
+    for (b, part) in F::parts(row).enumerate() {
         let (group, b) = (&mut groups[b / BLOCKS], b % BLOCKS);
-        let (scale, numbers) = F::numbers(block);
-        group.scales[b * BLOCKS..][..BLOCKS].fill(scale);
-        for (i, number) in numbers.into_iter().enumerate() {
+        group.scales[b * BLOCKS..][..BLOCKS].fill(part.scale);
+        group.offsets[b * BLOCKS..][..BLOCKS].fill(part.offset);
+        for (i, number) in part.numbers.into_iter().enumerate() {
             group.numbers[i / 16 * 64 + b * 16 + i % 16] = number as u8;
         }
     }
@@ -92,11 +92,13 @@ fn int8_dot(row: &[WeightGroup], x: &[InputGroup]) -> f32 {
     let mut product = 0.0;
     for (group, x) in row.iter().zip(x) {
         for b in 0..BLOCKS {
-            let mut sum = 0;
+            let (mut products, mut sum) = (0, 0);
             for i in (b * 16..(b + 1) * 16).chain(64 + b * 16..64 + (b + 1) * 16) {
-                sum += i32::from(group.numbers[i] as i8) * i32::from(x.numbers[i]);
+                products += i32::from(group.numbers[i] as i8) * i32::from(x.numbers[i]);
+                sum += i32::from(x.numbers[i]);
             }
-            product += group.scales[b * BLOCKS] * x.block_scale(b) * sum as f32;
+            product += group.scales[b * BLOCKS] * x.block_scale(b) * products as f32;
+            product += group.offsets[b * BLOCKS] * x.block_scale(b) * sum as f32;
         }
     }
     product

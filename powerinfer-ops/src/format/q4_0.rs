@@ -1,6 +1,6 @@
 //! Q4_0: blocks of 32 values, an f16 scale and 32 four-bit numbers; ggml's format of that name.
 
-use super::{BlockFormat, NumberFormat};
+use super::{BlockFormat, NumberFormat, Part};
 
 /// 18 bytes for 32 values: `value[i] = scale · (number[i] − 8)`, exact in f32. The low half of byte
 /// `i` is number `i`, its high half number `i + 16`.
@@ -24,7 +24,7 @@ impl BlockFormat for Q40 {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let (scale, numbers) = Self::numbers(block);
+        let Part { scale, numbers, .. } = Self::part(block, 0);
         for (value, number) in values.iter_mut().zip(numbers) {
             *value = scale * f32::from(number);
         }
@@ -32,12 +32,12 @@ impl BlockFormat for Q40 {
 }
 
 impl NumberFormat for Q40 {
-    fn numbers(block: &[u8]) -> (f32, [i8; 32]) {
+    fn part(block: &[u8], _: usize) -> Part {
         let mut numbers = [0; 32];
         for (i, byte) in block[2..].iter().enumerate() {
             numbers[i] = (byte & 15) as i8 - 8;
             numbers[i + 16] = (byte >> 4) as i8 - 8;
         }
-        (super::f16_at(block, 0), numbers)
+        Part { scale: super::f16_at(block, 0), offset: 0.0, numbers }
     }
 }

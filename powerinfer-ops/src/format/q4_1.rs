@@ -1,7 +1,7 @@
 //! Q4_1: blocks of 32 values, an f16 scale, an f16 offset and 32 four-bit numbers; ggml's format
 //! of that name.
 
-use super::BlockFormat;
+use super::{BlockFormat, NumberFormat, Part};
 
 /// 20 bytes for 32 values: `value[i] = scale · number[i] + offset`, rounded once, because the
 /// product is exact in f32. The low half of byte `i` is number `i`, its high half number `i + 16`.
@@ -33,5 +33,18 @@ impl BlockFormat for Q41 {
             values[i] = scale * f32::from(byte & 15) + offset;
             values[i + 16] = scale * f32::from(byte >> 4) + offset;
         }
+    }
+}
+
+impl NumberFormat for Q41 {
+    const OFFSETS: bool = true;
+
+    fn part(block: &[u8], _: usize) -> Part {
+        let mut numbers = [0; 32];
+        for (i, byte) in block[4..].iter().enumerate() {
+            numbers[i] = (byte & 15) as i8;
+            numbers[i + 16] = (byte >> 4) as i8;
+        }
+        Part { scale: super::f16_at(block, 0), offset: super::f16_at(block, 2), numbers }
     }
 }

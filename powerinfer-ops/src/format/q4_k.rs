@@ -1,7 +1,7 @@
 //! Q4_K: blocks of 256 values in eight parts, each with a scale and an offset of six bits, and
 //! four-bit numbers; ggml's format of that name.
 
-use super::BlockFormat;
+use super::{BlockFormat, NumberFormat, Part};
 
 /// Values that share a scale and an offset.
 const PART_LEN: usize = 32;
@@ -46,14 +46,29 @@ impl BlockFormat for Q4K {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let (d, d_min) = (super::f16_at(block, 0), super::f16_at(block, 2));
-        let head = block.first_chunk().expect("a block is longer than its head");
         for (part, values) in values.chunks_exact_mut(PART_LEN).enumerate() {
-            let (scale, offset) = part_scales(head, part);
-            let (scale, offset) = (d * f32::from(scale), d_min * f32::from(offset));
-            for (value, byte) in values.iter_mut().zip(&block[NUMBERS + part / 2 * PART_LEN..]) {
-                *value = scale * f32::from(byte >> (part % 2 * 4) & 15) - offset;
+            let Part { scale, offset, numbers } = Self::part(block, part);
+            for (value, number) in values.iter_mut().zip(numbers) {
+                *value = scale * f32::from(number) + offset;
             }
+        }
+    }
+}
+
+impl NumberFormat for Q4K {
+    const OFFSETS: bool = true;
+
+    fn part(block: &[u8], part: usize) -> Part {
+        let head = block.first_chunk().expect("a block is longer than its head");
+        let (scale, offset) = part_scales(head, part);
+        let mut numbers = [0; PART_LEN];
+        for (number, byte) in numbers.iter_mut().zip(&block[NUMBERS + part / 2 * PART_LEN..]) {
+            *number = (byte >> (part % 2 * 4) & 15) as i8;
+        }
+        Part {
+            scale: super::f16_at(block, 0) * f32::from(scale),
+            offset: -(super::f16_at(block, 2) * f32::from(offset)),
+            numbers,
         }
     }
 }
@@ -69,6 +84,24 @@ pub(crate) fn part_scales(head: &[u8; NUMBERS], part: usize) -> (u8, u8) {
         (scale & 63, offset & 63)
     } else {
         (low & 15 | scale >> 6 << 4, low >> 4 | offset >> 6 << 4)
+    }
+}
+
+/// Scales and offsets of parts 0 to 3 or, of the second half, of parts 4 to 7, a byte each: what
+/// [`part_scales`] gives, four at a time.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn four_part_scales(head: &[u8; NUMBERS], half: usize) -> (u32, u32) {
+    let bytes =
+        |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let (scales, offsets, low) = (bytes(4), bytes(8), bytes(12));
+    if half == 0 {
+        (scales & 0x3F3F_3F3F, offsets & 0x3F3F_3F3F)
+    } else {
+        (
+            low & 0x0F0F_0F0F | scales >> 2 & 0x3030_3030,
+            low >> 4 & 0x0F0F_0F0F | offsets >> 2 & 0x3030_3030,
+        )
     }
 }
 

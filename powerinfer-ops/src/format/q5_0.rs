@@ -1,6 +1,6 @@
 //! Q5_0: blocks of 32 values, an f16 scale and 32 five-bit numbers; ggml's format of that name.
 
-use super::BlockFormat;
+use super::{BlockFormat, NumberFormat, Part};
 
 /// 22 bytes for 32 values: `value[i] = scale · (number[i] − 16)`, exact in f32. After the scale come
 /// the fifth bits, bit `i` of a little-endian word that of number `i`; then the lower four, in the
@@ -30,13 +30,22 @@ impl BlockFormat for Q50 {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let scale = super::f16_at(block, 0);
+        let Part { scale, numbers, .. } = Self::part(block, 0);
+        for (value, number) in values.iter_mut().zip(numbers) {
+            *value = scale * f32::from(number);
+        }
+    }
+}
+
+impl NumberFormat for Q50 {
+    fn part(block: &[u8], _: usize) -> Part {
         let fifth_bits = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-        for (i, value) in values.iter_mut().enumerate() {
+        let mut numbers = [0; 32];
+        for (i, number) in numbers.iter_mut().enumerate() {
             let byte = block[6 + i % 16];
             let low = if i < 16 { byte & 15 } else { byte >> 4 };
-            let number = u32::from(low) | (fifth_bits >> i & 1) << 4;
-            *value = scale * (number as f32 - 16.0);
+            *number = (low | ((fifth_bits >> i & 1) as u8) << 4) as i8 - 16;
         }
+        Part { scale: super::f16_at(block, 0), offset: 0.0, numbers }
     }
 }

@@ -1,6 +1,6 @@
 //! Q8_0: blocks of 32 values, an f16 scale and 32 signed bytes; ggml's format of that name.
 
-use super::{BlockFormat, NumberFormat};
+use super::{BlockFormat, NumberFormat, Part};
 
 /// 34 bytes for 32 values: `value[i] = scale · byte[i]`, exact in f32.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl BlockFormat for Q80 {
     }
 
     fn decode_block(block: &[u8], values: &mut [f32]) {
-        let (scale, numbers) = Self::numbers(block);
+        let Part { scale, numbers, .. } = Self::part(block, 0);
         for (value, number) in values.iter_mut().zip(numbers) {
             *value = scale * f32::from(number);
         }
@@ -31,11 +31,11 @@ impl BlockFormat for Q80 {
 }
 
 impl NumberFormat for Q80 {
-    fn numbers(block: &[u8]) -> (f32, [i8; 32]) {
+    fn part(block: &[u8], _: usize) -> Part {
         let mut numbers = [0; 32];
         for (number, byte) in numbers.iter_mut().zip(&block[2..]) {
             *number = *byte as i8;
         }
-        (super::f16_at(block, 0), numbers)
+        Part { scale: super::f16_at(block, 0), offset: 0.0, numbers }
     }
 }

@@ -8,7 +8,7 @@ use powerinfer_core::{Error, Result, Step};
 use powerinfer_ops::{
     HeldNeurons, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor, hybrid_ffn,
 };
-use powerinfer_predictor::{ActivationPredictor, FfnInputs};
+use powerinfer_predictor::FfnInputs;
 
 use super::{SparseFfn, nanoseconds, record};
 use crate::layers::ffn_shard::LayerNeurons;
