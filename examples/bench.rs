@@ -20,6 +20,8 @@ mod measure;
 mod progress;
 #[path = "support/report.rs"]
 mod report;
+#[path = "support/split.rs"]
+mod split;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -85,6 +87,11 @@ struct Flags {
 /// 6 % of the parameters of llama-1b.
 const SYNTHETIC_RANK: usize = 384;
 
+/// A stand-in whose budget nobody named.
+#[derive(Debug, thiserror::Error)]
+#[error("--device hybrid with --synthetic needs --vram-budget")]
+struct NoBudget;
+
 /// A trained predictor that nobody named.
 #[derive(Debug, thiserror::Error)]
 #[error("--compare predicted:trained needs the folder of a predictor in --predictor")]
@@ -107,13 +114,13 @@ fn main() -> ExitCode {
 }
 
 fn bench(flags: Flags) -> Outcome<()> {
-    flags.common.refuse_later_flags()?;
     if flags.batch > 1 {
         return not_yet(&format!("--batch {}", flags.batch), "; use --batch 1");
     }
     let (modes, synthetic) = (flags.modes()?, flags.synthetic()?);
     let pool = flags.common.pool()?;
     if let (Some(synthetic), Some(dir)) = (&synthetic, &flags.write) {
+        flags.common.refuse_fast_device()?;
         return write(synthetic, dir, &flags, &pool);
     }
     let predictor = flags.predictor(&modes)?;
@@ -209,8 +216,16 @@ fn load(
                 .with_kv_dtype(flags.common.kv_dtype())
                 .with_sparsity(flags.common.sparsity());
             options.predictor = predictor;
+            options.fast_device = flags.common.fast_device(|| Err(Box::new(NoBudget)))?;
+            if let Some(path) = &flags.common.plan {
+                options.plan = Some(powerinfer::Plan::load(path)?);
+            }
+            let threads = match &options.fast_device {
+                Some(device) => flags.common.threads_beside(device.as_ref())?.get(),
+                None => pool.n_threads(),
+            };
             let made = pool.install(|| synthetic.load(&options))?;
-            Engine::builder().causal_lm(made).threads(pool.n_threads()).build()?
+            Engine::builder().causal_lm(made).threads(threads).build()?
         }
         None => {
             let builder = flags.common.builder()?.model(flags.common.model_path());
@@ -295,6 +310,8 @@ impl Findings {
             "synthetic": flags.synthetic,
             "density": flags.density(),
             "predictor": info.predictor,
+            "fast_device": info.fast_device,
+            "fast_bytes": info.fast_bytes,
             "prompt_tokens": plan.prompt,
             "decode_tokens": plan.decode,
             "context": plan.contexts[0],

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 
 fn write(flags: Flags) -> Outcome<()> {
     let common = &flags.common;
-    common.refuse_later_flags()?;
+    common.refuse_fast_device()?;
     let model = common.model_path();
     let mut options = ConvertOptions::default()
         .with_powerinfer(flags.powerinfer)

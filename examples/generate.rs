@@ -16,6 +16,8 @@ mod progress;
 mod report;
 #[path = "support/sampling.rs"]
 mod sampling;
+#[path = "support/split.rs"]
+mod split;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -28,6 +30,7 @@ use flags::CommonFlags;
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
 use sampling::SamplingFlags;
+use split::{split_json, split_line};
 
 /// Writes text after a prompt.
 #[derive(Debug, Parser)]
@@ -113,6 +116,9 @@ fn as_json(engine: &Engine, generated: &Generated, flags: &Flags) -> serde_json:
         "weight_bytes_resident": info.weight_bytes,
         "predictor_seconds": work.predictor_ns as f64 * 1e-9,
         "predictor": info.predictor,
+        "fast_device": info.fast_device,
+        "fast_bytes": info.fast_bytes,
+        "split": split_json(work),
         "sparsity": info.sparsity.name(),
         "dtype": info.dtypes.join(","),
         "seed": flags.sampling.seed,
@@ -121,8 +127,12 @@ fn as_json(engine: &Engine, generated: &Generated, flags: &Flags) -> serde_json:
 
 fn summary(generated: &Generated) -> String {
     let stats = &generated.stats;
+    let split = match split_line(&stats.decode) {
+        Some(line) => format!("; {line}"),
+        None => String::new(),
+    };
     format!(
-        "{} tokens ({}), prefill {:.0} tokens/s, decode {:.0} tokens/s, {:.1} % of neurons run",
+        "{} tokens ({}), prefill {:.0} tokens/s, decode {:.0} tokens/s, {:.1} % of neurons run{split}",
         generated.ids.len(),
         generated.finish_reason,
         stats.prefill_tokens_per_second(),

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
 }
 
 fn inspect(flags: Flags) -> Outcome<()> {
-    flags.common.refuse_later_flags()?;
+    flags.common.refuse_fast_device()?;
     let path = match flags.file {
         Some(path) => path,
         None => flags.common.model_path(),

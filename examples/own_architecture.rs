@@ -183,7 +183,7 @@ fn main() -> ExitCode {
 
 fn own_architecture(flags: Flags) -> Outcome<()> {
     let common = &flags.common;
-    common.refuse_later_flags()?;
+    common.refuse_fast_device()?;
     let dir = common.model_path();
     let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity());
     let pool = common.pool()?;

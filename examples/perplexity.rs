@@ -19,6 +19,8 @@ mod progress;
 mod report;
 #[path = "support/score.rs"]
 mod score;
+#[path = "support/split.rs"]
+mod split;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,6 +34,7 @@ use flags::CommonFlags;
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
 use score::{Score, Window, windows};
+use split::split_json;
 
 /// Perplexity of a text.
 #[derive(Debug, Parser)]
@@ -85,6 +88,8 @@ fn perplexity(flags: Flags) -> Outcome<()> {
             "recall_mass": quality.map(|counts| counts.recall_mass()),
             "fired_density": quality.map(|counts| counts.fired_density()),
             "predictor": engine.info().predictor,
+            "fast_device": engine.info().fast_device,
+            "split": split_json(&score.stats),
             "tokens_per_second": tokens_per_second,
             "sparsity": engine.info().sparsity.name(),
             "dtype": engine.info().dtypes.join(","),

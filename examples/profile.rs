@@ -84,7 +84,7 @@ fn main() -> ExitCode {
 }
 
 fn profile(flags: Flags) -> Outcome<()> {
-    flags.common.refuse_later_flags()?;
+    flags.common.refuse_fast_device()?;
     let mut profile = match &flags.activation_folder {
         Some(dir) => ActivationProfile::from_activation_folder(dir)?,
         None => count(&flags)?,

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 }
 
 fn sparse_op(flags: Flags) -> Outcome<()> {
-    flags.common.refuse_later_flags()?;
+    flags.common.refuse_fast_device()?;
     if !(0.0..=1.0).contains(&flags.density) {
         return Err(format!("--density: expected 0 to 1, found {}", flags.density).into());
     }

@@ -6,10 +6,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use powerinfer_core::{CancelToken, CausalLm, Holding, ModelInfo, Sparsity};
+use powerinfer_core::{
+    ActivationProfile, CancelToken, CausalLm, Holding, ModelInfo, Placement, Plan, Sparsity,
+};
 use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
-use powerinfer_ops::{Activation, ThreadPool};
+use powerinfer_ops::{Activation, FastDevice, ThreadPool};
 
 use crate::chat::{ChatMessage, ChatOptions, ChatTemplate};
 use crate::error::{Error, Result};
@@ -161,7 +163,8 @@ impl Engine {
         Err(Error::PromptTooLong { found_bytes: text.len(), max_bytes, max_context })
     }
 
-    /// Worker threads; no other threads compute.
+    /// Worker threads; no other threads compute, but for those of a
+    /// [`StandIn`](crate::StandIn) that the engine was given.
     #[must_use]
     pub fn n_threads(&self) -> usize {
         self.0.pool.n_threads()
@@ -209,6 +212,10 @@ pub struct EngineBuilder {
     memory_budget: Option<u64>,
     cancel: CancelToken,
     chat_template: Option<String>,
+    fast_device: Option<Arc<dyn FastDevice>>,
+    placement: Option<Placement>,
+    plan: Option<Plan>,
+    profile: Option<ActivationProfile>,
 }
 
 impl EngineBuilder {
@@ -352,6 +359,66 @@ impl EngineBuilder {
         self
     }
 
+    /// A device that holds the hot neurons of every feed-forward network and computes them while the
+    /// threads of the engine compute the others: a GPU ([`open_cuda`](crate::open_cuda)) or a
+    /// [`StandIn`](crate::StandIn). Only for a model folder or file.
+    ///
+    /// Which neurons are hot is what [`placement`](Self::placement) or [`plan`](Self::plan) says.
+    /// Without either it is those that fire most, as many as the device's budget allows, going by the
+    /// profile beside the model (`activation_counts.safetensors` in its folder, or
+    /// `NAME.activation_counts.safetensors` beside `NAME.gguf`); without one all count alike, and
+    /// [`ModelInfo::notes`] says so.
+    ///
+    /// The logits are those of the CPU alone but for rounding. [`StepStats::split`] tells whether the
+    /// two sides are balanced.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use powerinfer::{Engine, FastDevice, GenerateOptions, StandIn, StandInOptions};
+    ///
+    /// let device = Arc::new(StandIn::new(StandInOptions::new(4 << 20))?);
+    /// let engine = Engine::builder()
+    ///     .model("assets/llama-relu-tiny")
+    ///     .fast_device(device.clone())
+    ///     .build()?;
+    /// assert_eq!(engine.info().fast_device.as_deref(), Some("stand-in"));
+    /// assert!(device.memory().held_bytes <= 4 << 20);
+    ///
+    /// let options = GenerateOptions::default().with_max_tokens(3);
+    /// let generated = engine.session()?.generate_text("It was a truth", &options)?;
+    /// assert_eq!(generated.text, " to be,");
+    /// // a quarter to a third of the neurons make most of the activations
+    /// assert!(generated.stats.decode.split.hit_rate() > 0.5);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    ///
+    /// [`StepStats::split`]: crate::StepStats::split
+    pub fn fast_device(mut self, device: Arc<dyn FastDevice>) -> Self {
+        self.fast_device = Some(device);
+        self
+    }
+
+    /// Which neurons are hot, as a plan says; it is refused if it is that of another model or takes
+    /// more than the fast device has. Only for a model folder or file.
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.plan = Some(plan);
+        self
+    }
+
+    /// How often each neuron fires, to choose hot ones by, in place of the profile beside the model.
+    /// Only for a model folder or file.
+    pub fn profile(mut self, profile: ActivationProfile) -> Self {
+        self.profile = Some(profile);
+        self
+    }
+
+    /// Which neurons are hot, going before a plan. Only for a model folder or file.
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = Some(placement);
+        self
+    }
+
     /// Stops [`build`](Self::build) from another thread, before the next tensor.
     pub fn cancel(mut self, cancel: &CancelToken) -> Self {
         self.cancel = cancel.clone();
@@ -399,6 +466,10 @@ impl EngineBuilder {
                 refuse("kv_dtype", self.kv_dtype == KvDtype::default(), &self.kv_dtype)?;
                 refuse("sparsity", self.sparsity == Sparsity::Auto, &self.sparsity)?;
                 refuse("predictor", self.predictor.is_none(), &"a predictor")?;
+                refuse("fast_device", self.fast_device.is_none(), &"a device")?;
+                refuse("placement", self.placement.is_none(), &"a placement")?;
+                refuse("plan", self.plan.is_none(), &"a plan")?;
+                refuse("profile", self.profile.is_none(), &"a profile")?;
                 (model, None)
             }
             (None, Some(folder)) => (pool.install(|| load(&folder, &options))?, Some(folder)),
@@ -435,6 +506,10 @@ impl EngineBuilder {
         options.gguf_activation = self.gguf_activation;
         options.requantise_down = self.requantise_down;
         options.cancel = self.cancel.clone();
+        options.fast_device = self.fast_device.clone();
+        options.placement = self.placement.clone();
+        options.plan = self.plan.clone();
+        options.profile = self.profile.clone();
         options
     }
 

@@ -201,7 +201,9 @@
 //!
 //! # Features
 //!
-//! None yet: the crate is what it is on every build.
+//! - `cuda` (off): NVIDIA GPUs hold the hot rows of feed-forward networks. It needs CUDA's compiler. The
+//!   interface is the same without it: asking for such a device is an error. Nothing has run on a
+//!   GPU yet.
 //!
 //! # Platforms and limits
 //!
@@ -231,12 +233,15 @@ pub use session::{Logits, Session};
 pub use stream::{FinishReason, Generated, Piece, TextStream};
 pub use text::{Tokenizer, tokenizer_keys};
 
-pub use powerinfer_ops::LowBitFormat;
 pub use powerinfer_ops::attention::KvDtype;
+pub use powerinfer_ops::{
+    DeviceMemory, FastDevice, LowBitFormat, ModelledSpeed, StandIn, StandInFailure, StandInOptions,
+    open_cuda,
+};
 
 pub use powerinfer_core::{
-    CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, PredictionCounts, Sampling,
-    Sparsity, StepStats, TokenLogprobs,
+    ActivationProfile, CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Placement,
+    Plan, PredictionCounts, Sampling, Sparsity, SplitStats, StepStats, TokenLogprobs,
 };
 
 pub use powerinfer_models::{MemoryEstimate, PredictorOptions, PredictorSource};

@@ -12,6 +12,8 @@ mod measure;
 mod report;
 #[path = "../examples/support/score.rs"]
 mod score;
+#[path = "../examples/support/split.rs"]
+mod split;
 
 use clap::Parser;
 use powerinfer::{Engine, Tokenizer};
@@ -100,18 +102,29 @@ fn values_that_no_version_knows_are_wrong_usage() {
 }
 
 #[test]
-fn flags_of_later_versions_are_refused_by_name() {
-    for (line, named) in [
-        ("--device cuda", "--device cuda:0"),
-        ("--device cuda:1", "--device cuda:1"),
-        ("--device hybrid", "--device hybrid"),
-        ("--vram-budget 1GiB", "--vram-budget"),
-        ("--plan p.json", "--plan"),
-    ] {
+fn a_device_that_is_not_there_and_flags_for_none_are_refused_by_name() {
+    let refused = |line: &str, expected: &str| {
         let error = parse(line).unwrap().builder().unwrap_err();
-        let text = failure(error.as_ref());
-        assert!(text.starts_with(&format!("error: {named} is not supported yet")), "{text}");
-        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(failure(error.as_ref()).starts_with(&format!("error: {expected}")), "{error}");
+    };
+    refused("--vram-budget 1GiB", "--vram-budget needs --device hybrid or cuda");
+    refused("--plan p.json", "--plan needs --device hybrid or cuda");
+    // an example that runs no model says so
+    let error = parse("--device hybrid").unwrap().refuse_fast_device().unwrap_err();
+    assert_eq!(error.to_string(), "--device hybrid here is not supported yet; use cpu");
+    for index in [0, 7] {
+        if let Err(error) = powerinfer::open_cuda(index, None) {
+            refused(&format!("--device cuda:{index}"), &error.to_string());
+        }
+    }
+}
+
+#[test]
+fn a_stand_in_takes_one_of_the_threads() {
+    let device = powerinfer::StandIn::new(powerinfer::StandInOptions::new(0)).unwrap();
+    for (threads, left) in [(1, 1), (2, 1), (4, 3)] {
+        let flags = parse(&format!("--threads {threads} --device hybrid")).unwrap();
+        assert_eq!(flags.threads_beside(&device).unwrap().get(), left);
     }
 }
 

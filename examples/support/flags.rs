@@ -1,15 +1,18 @@
 //! The flags that every example takes, and what becomes of them.
 #![allow(dead_code, reason = "each example uses a part")]
 
+use std::error::Error;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
 use powerinfer::ops::{Activation, ThreadPool};
 use powerinfer::{
-    Dtype, Engine, EngineBuilder, KvDtype, PredictorOptions, PredictorSource, Sparsity,
+    Dtype, Engine, EngineBuilder, FastDevice, KvDtype, Plan, PredictorOptions, PredictorSource,
+    Sparsity, StandIn, StandInOptions, open_cuda,
 };
 
 use super::report::Outcome;
@@ -38,10 +41,12 @@ pub(crate) struct CommonFlags {
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub(crate) threads: Option<NonZeroUsize>,
-    /// cpu, cuda, cuda:N or hybrid
+    /// cpu; cuda or cuda:N for a GPU beside the CPU; hybrid for the GPU if there is one, else for a
+    /// stand-in that takes one of the threads
     #[arg(long, default_value = "cpu", value_parser = parse_device)]
     pub(crate) device: DeviceFlag,
-    /// GPU memory to use, such as 8GiB
+    /// Memory that the fast device may take, such as 8GiB [default: what is free of a GPU's, half the
+    /// model for a stand-in]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) vram_budget: Option<u64>,
     /// A plan of hot and cold neurons
@@ -113,6 +118,11 @@ pub(crate) enum DeviceFlag {
 #[error("{0} is not supported yet{1}")]
 pub(crate) struct NotYet(pub(crate) String, pub(crate) &'static str);
 
+/// A flag that says how a fast device is used where there is none.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} needs --device hybrid or cuda")]
+pub(crate) struct NeedsDevice(pub(crate) &'static str);
+
 impl CommonFlags {
     /// The model: the one asked for or the demo model.
     pub(crate) fn model_path(&self) -> PathBuf {
@@ -125,7 +135,20 @@ impl CommonFlags {
 
     /// A builder with threads, dtype and sparsity set and no model yet.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
-        self.refuse_later_flags()?;
+        let mut builder = self.cpu_builder();
+        let half = || Ok(self.cpu_builder().model(self.model_path()).estimate()?.weight_bytes / 2);
+        if let Some(device) = self.fast_device(half)? {
+            let threads = self.threads_beside(device.as_ref())?;
+            builder = builder.fast_device(device).threads(threads.get());
+            if let Some(path) = &self.plan {
+                builder = builder.plan(Plan::load(path)?);
+            }
+        }
+        Ok(builder)
+    }
+
+    /// [`builder`](Self::builder) without a fast device.
+    fn cpu_builder(&self) -> EngineBuilder {
         let mut builder = Engine::builder()
             .dtype(self.dtype())
             .kv_dtype(self.kv_dtype())
@@ -141,7 +164,46 @@ impl CommonFlags {
         if let Some(predictor) = self.predictor() {
             builder = builder.predictor(predictor);
         }
-        Ok(builder)
+        builder
+    }
+
+    /// The device that `--device` asks for, if any; `default_budget` is that of a stand-in.
+    pub(crate) fn fast_device(
+        &self,
+        default_budget: impl FnOnce() -> Outcome<u64>,
+    ) -> Outcome<Option<Arc<dyn FastDevice>>> {
+        let gpu = |index| open_cuda(index, self.vram_budget);
+        match self.device {
+            DeviceFlag::Cpu => self.refuse_device_flags().map(|()| None),
+            DeviceFlag::Cuda(index) => Ok(Some(gpu(index)?)),
+            DeviceFlag::Hybrid => {
+                if let Ok(device) = gpu(0) {
+                    return Ok(Some(device));
+                }
+                let budget = self.vram_budget.map_or_else(default_budget, Ok)?;
+                Ok(Some(Arc::new(StandIn::new(StandInOptions::new(budget))?)))
+            }
+        }
+    }
+
+    /// Threads of the engine: all that were asked for, but for one that a stand-in takes where there
+    /// is another.
+    pub(crate) fn threads_beside(&self, device: &dyn FastDevice) -> Outcome<NonZeroUsize> {
+        let available = || Ok(NonZeroUsize::new(self.pool()?.n_threads()));
+        let threads = self.threads.map_or_else(available, |n| Ok::<_, Box<dyn Error>>(Some(n)))?;
+        let threads = threads.unwrap_or(NonZeroUsize::MIN);
+        let taken = usize::from(device.name() == "stand-in");
+        Ok(NonZeroUsize::new(threads.get() - taken).unwrap_or(NonZeroUsize::MIN))
+    }
+
+    /// An error for flags that nothing comes of on the CPU alone.
+    fn refuse_device_flags(&self) -> Outcome<()> {
+        let given =
+            [("--vram-budget", self.vram_budget.is_some()), ("--plan", self.plan.is_some())];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Box::new(NeedsDevice(flag))),
+            None => Ok(()),
+        }
     }
 
     /// How a model is read that no engine runs.
@@ -202,20 +264,13 @@ impl CommonFlags {
         wanted.then(|| PredictorOptions::new(source).with_shift(self.predictor_shift))
     }
 
-    /// An error for each flag that is there for later versions.
-    pub(crate) fn refuse_later_flags(&self) -> Outcome<()> {
+    /// An error for each flag of a fast device, in an example that runs no model on one.
+    pub(crate) fn refuse_fast_device(&self) -> Outcome<()> {
         match self.device {
-            DeviceFlag::Cpu => {}
-            DeviceFlag::Cuda(n) => return not_yet(&format!("--device cuda:{n}"), "; use cpu"),
-            DeviceFlag::Hybrid => return not_yet("--device hybrid", "; use cpu"),
+            DeviceFlag::Cpu => self.refuse_device_flags(),
+            DeviceFlag::Cuda(n) => not_yet(&format!("--device cuda:{n} here"), "; use cpu"),
+            DeviceFlag::Hybrid => not_yet("--device hybrid here", "; use cpu"),
         }
-        if self.vram_budget.is_some() {
-            return not_yet("--vram-budget", "");
-        }
-        if self.plan.is_some() {
-            return not_yet("--plan", "");
-        }
-        Ok(())
     }
 }
 

@@ -7,6 +7,8 @@ use powerinfer::{
 };
 use serde_json::{Value, json};
 
+use super::split::split_json;
+
 /// What each repetition runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -162,6 +164,7 @@ impl Run {
             "picked_density": self.picked_density(),
             "predictor_seconds": self.decode.predictor_ns as f64 * 1e-9,
             "predictor_share": self.predictor_share(),
+            "split": split_json(&self.decode),
         })
     }
 }

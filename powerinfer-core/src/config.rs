@@ -1,7 +1,7 @@
 //! The configuration of a model: `config.json` and the end ids of `generation_config.json`.
 
 mod falcon;
-mod field;
+pub(crate) mod field;
 mod gguf;
 mod llama;
 mod opt;

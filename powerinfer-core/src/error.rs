@@ -450,6 +450,42 @@ pub enum Error {
         /// How many the placement has.
         found: usize,
     },
+    /// A plan is that of another model.
+    #[error("plan: expected {what} {expected}, found {found}")]
+    PlanMismatch {
+        /// What differs.
+        what: &'static str,
+        /// What the model has.
+        expected: String,
+        /// What the plan has.
+        found: String,
+    },
+    /// A plan was made from another profile than the one given.
+    #[error("plan: expected one of the profile {expected}, found one of {found}; plan anew")]
+    PlanStale {
+        /// Digest of the profile.
+        expected: String,
+        /// Digest in the plan.
+        found: String,
+    },
+    /// A plan asks for more memory than there is.
+    #[error("plan: {device}: expected at most {budget_bytes} bytes, found {needed_bytes}")]
+    PlanOverBudget {
+        /// Whose memory it is.
+        device: &'static str,
+        /// Bytes that are asked for.
+        needed_bytes: u64,
+        /// Bytes that there are.
+        budget_bytes: u64,
+    },
+    /// A description of hardware that does not exist.
+    #[error("unknown hardware {found:?}, expected a file or one of {supported}")]
+    UnknownHardware {
+        /// The name that was given.
+        found: String,
+        /// The names that are known, separated by commas.
+        supported: String,
+    },
     /// There is nothing to continue.
     #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,

@@ -11,6 +11,7 @@
 //! | `config.json` → one checked struct | [`ModelConfig`] |
 //! | weight files → matrices by name, each checked, none overlooked | [`WeightStore`], [`TensorSource`] |
 //! | how often each neuron fires | [`ActivationProfile`] |
+//! | a budget and a machine → where everything goes, and how fast that is | [`plan`], [`Plan`], [`Hardware`], [`simulate`] |
 //! | which neurons are hot, which cold | [`Placement`] |
 //! | keys and values of the tokens so far | [`KvCache`] |
 //! | tokens and cache → logits | [`CausalLm`], [`Step`] |
@@ -111,6 +112,7 @@
 mod allocation;
 mod cancel;
 mod config;
+mod digest;
 mod error;
 mod generation;
 mod json;
@@ -128,16 +130,21 @@ pub use config::{
     BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig,
     read_predictor_threshold,
 };
+pub use digest::Digest;
 pub use error::{Error, Result};
 pub use generation::{
     FinishReason, Generation, GenerationOptions, GenerationStats, LogitsHook, TokenLogprobs,
 };
 pub use kv_cache::{KvCache, KvShape, LayerPages};
 pub use model::{CausalLm, FfnObserver, FfnSeen, ModelInfo, Sparsity, Step, WantedLogits};
-pub use placement::Placement;
+pub use placement::{
+    Arrangement, DeviceMemorySpeed, Hardware, LayerSizes, ModelSizes, Offload, Placement, Plan,
+    PlanRequest, PlannedDevice, PlannedLayer, PlannedModel, Skew, StepTimes, Workload, plan,
+    simulate,
+};
 pub use profile::{ActivationProfile, ProfiledModel};
 pub use sampler::{Sampler, Sampling};
-pub use stats::{PredictionCounts, StepStats};
+pub use stats::{PredictionCounts, SplitStats, StepStats};
 pub use weights::{
     FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
     Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,

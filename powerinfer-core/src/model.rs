@@ -88,10 +88,14 @@ pub struct ModelInfo {
     pub sparsity: Sparsity,
     /// Numbers in the weights, a tied head counted once.
     pub n_parameters: u64,
-    /// Memory that the weights take, in bytes.
+    /// Memory that the weights take on host and fast device together, in bytes.
     pub weight_bytes: u64,
     /// The formats that matrices are held in, each once.
     pub dtypes: Vec<String>,
+    /// Name of the fast device that holds the hot neurons; `None` if the CPU runs them all.
+    pub fast_device: Option<String>,
+    /// Memory that the hot neurons take on the fast device, in bytes.
+    pub fast_bytes: u64,
     /// The predictor of [`Sparsity::Predicted`], in words; `None` if there is none.
     pub predictor: Option<String>,
     /// Tokens that end a text.
@@ -238,6 +242,8 @@ pub struct Step {
     pub workspace: Workspace,
     /// Scratch memory of predictors: lists of neurons.
     pub picks: Vec<NeuronIds>,
+    /// Scratch memory of layers that are split: the lists of the hot and of the cold side.
+    pub split_picks: [Vec<NeuronIds>; 2],
     /// Scratch memory of predictors: hidden values.
     pub hidden: Vec<f32>,
     /// What passes did since the caller last cleared it.

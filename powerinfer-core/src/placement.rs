@@ -1,8 +1,29 @@
 //! Which neurons are hot and which are cold, layer by layer.
 
+mod exact;
+mod file;
+mod firing;
+mod hardware;
+mod hot_set;
+#[cfg(test)]
+mod paper_tests;
+mod plan;
+#[cfg(test)]
+mod plan_tests;
+mod planner;
+mod simulate;
+mod sizes;
+mod skew;
+
 use powerinfer_ops::NeuronIds;
 
 use crate::error::{Error, Result};
+pub use hardware::{DeviceMemorySpeed, Hardware};
+pub use plan::{Plan, PlannedDevice, PlannedLayer};
+pub use planner::{Offload, PlanRequest, plan};
+pub use simulate::{Arrangement, StepTimes, Workload, simulate};
+pub use sizes::{LayerSizes, ModelSizes, PlannedModel};
+pub use skew::Skew;
 
 /// A partition of each layer's neurons into hot and cold (PowerInfer, "Neuron Placement Policy").
 ///

@@ -6,6 +6,7 @@ mod original;
 use powerinfer_ops::NeuronIds;
 
 use crate::allocation::try_zeroed;
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::model::{FfnObserver, FfnSeen, ModelInfo};
 
@@ -157,6 +158,25 @@ impl ActivationProfile {
     #[must_use]
     pub fn counts(&self, layer: usize) -> &[u64] {
         &self.counts[layer * self.model.d_ff..][..self.model.d_ff]
+    }
+
+    /// A short name for the counts, which a plan made from them holds.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let mut digest = Digest::default();
+        for number in [self.model.n_layers as u64, self.model.d_ff as u64, self.n_tokens] {
+            digest.update(&number.to_le_bytes());
+        }
+        self.counts.iter().for_each(|count| digest.update(&count.to_le_bytes()));
+        digest.name()
+    }
+
+    /// Replaces the counts of a layer.
+    pub(crate) fn set_counts(&mut self, layer: usize, count: impl Fn(usize) -> u64) {
+        let d_ff = self.model.d_ff;
+        for (neuron, to) in self.counts[layer * d_ff..][..d_ff].iter_mut().enumerate() {
+            *to = count(neuron);
+        }
     }
 
     /// How much each neuron of a layer mattered to a token on average: its |activation| times the

@@ -39,6 +39,8 @@ pub struct StepStats {
     pub weight_bytes: u64,
     /// Time spent on predicting, in nanoseconds.
     pub predictor_ns: u64,
+    /// How the work was shared with a fast device; all zero without one.
+    pub split: SplitStats,
 }
 
 impl StepStats {
@@ -74,6 +76,7 @@ impl StepStats {
         add(&mut self.neurons_per_layer, &other.neurons_per_layer);
         self.weight_bytes += other.weight_bytes;
         self.predictor_ns += other.predictor_ns;
+        self.split += other.split;
     }
 
     /// Sets everything to zero, keeping the memory.
@@ -86,6 +89,7 @@ impl StepStats {
         self.prediction_per_layer.clear();
         self.weight_bytes = 0;
         self.predictor_ns = 0;
+        self.split = SplitStats::default();
     }
 
     /// Share of neurons whose down row was used: 1 is dense. 0 if nothing ran.
@@ -125,6 +129,60 @@ impl StepStats {
     pub fn density_per_layer(&self) -> Vec<f64> {
         let layers = self.rows_per_layer.iter().zip(&self.neurons_per_layer);
         layers.map(|(&rows, &neurons)| share(rows, neurons)).collect()
+    }
+}
+
+/// How feed-forward networks were shared between the CPU and a fast device; additive over tokens and
+/// layers.
+///
+/// The two sides of a layer begin together, so its time is that of the longer one: the sides are
+/// balanced where `fast_ns` is about `cold_ns` and little of it is spent waiting.
+///
+/// # Examples
+/// ```
+/// use powerinfer_core::SplitStats;
+///
+/// let mut split = SplitStats::default();
+/// (split.layers, split.fired, split.fast_fired) = (2, 40, 30);
+/// (split.cold_ns, split.fast_ns, split.wait_ns) = (90, 100, 20);
+/// assert_eq!(split.hit_rate(), 0.75);
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SplitStats {
+    /// Passes through a layer that both sides worked on.
+    pub layers: u64,
+    /// Neurons that fired in them.
+    pub fired: u64,
+    /// Of these, the hot ones.
+    pub fast_fired: u64,
+    /// Weights read on the fast device, in bytes; [`StepStats::weight_bytes`] counts them, too.
+    pub fast_bytes: u64,
+    /// Time that the CPU took for its rows, in nanoseconds.
+    pub cold_ns: u64,
+    /// Time that the fast device was at work, both ways over the link included, in nanoseconds.
+    pub fast_ns: u64,
+    /// Time that the CPU, done with its rows, waited for the fast device, in nanoseconds.
+    pub wait_ns: u64,
+}
+
+impl SplitStats {
+    /// Share of the neurons that fired which were hot; 0 if none fired.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        share(self.fast_fired, self.fired)
+    }
+}
+
+impl AddAssign for SplitStats {
+    fn add_assign(&mut self, other: Self) {
+        self.layers += other.layers;
+        self.fired += other.fired;
+        self.fast_fired += other.fast_fired;
+        self.fast_bytes += other.fast_bytes;
+        self.cold_ns += other.cold_ns;
+        self.fast_ns += other.fast_ns;
+        self.wait_ns += other.wait_ns;
     }
 }
 
@@ -217,6 +275,7 @@ mod tests {
         let mut stats =
             StepStats { n_tokens: 1, weight_bytes: 7, predictor_ns: 3, ..Default::default() };
         for (layer, &(fired, rows, neurons)) in layers.iter().enumerate() {
+            stats.split += SplitStats { layers: 1, fired, fast_ns: rows, ..Default::default() };
             stats.record_ffn(layer, fired, rows, neurons);
         }
         stats

@@ -122,7 +122,11 @@ pub(crate) fn of_store(
 }
 
 /// What the predictors take at most, as far as is known before they are opened.
-fn predictor_bytes(config: &ModelConfig, store: &WeightStore, options: &LoadOptions) -> u64 {
+pub(crate) fn predictor_bytes(
+    config: &ModelConfig,
+    store: &WeightStore,
+    options: &LoadOptions,
+) -> u64 {
     let float = size_of::<f32>() as u64;
     let [n_layers, d_ff, d_model] =
         [config.n_layers, config.d_ff, config.d_model].map(|n| n as u64);
@@ -155,7 +159,7 @@ fn predictor_bytes(config: &ModelConfig, store: &WeightStore, options: &LoadOpti
 }
 
 /// Bytes that a tensor is held in, and bytes beside it while it is read.
-fn tensor_bytes(
+pub(crate) fn tensor_bytes(
     tensor: &TensorInfo,
     config: &ModelConfig,
     options: &LoadOptions,

@@ -8,11 +8,13 @@ mod decoder;
 mod embedding;
 mod ffn_shard;
 mod head;
+mod hot_shard;
 mod linear;
 mod norm;
 mod position;
 mod rotary;
 mod sparse_ffn;
+mod split_predictor;
 
 pub use attention::{Attention, AttentionHeads, Projections};
 pub use block::{Block, BlockNorms, Pass};
@@ -20,11 +22,13 @@ pub use decoder::Decoder;
 pub use embedding::Embedding;
 pub use ffn_shard::FfnShard;
 pub use head::Head;
+pub use hot_shard::HotShard;
 pub use linear::Linear;
 pub use norm::{LayerNorm, Norm, RmsNorm};
 pub use position::{LearnedPositions, Position};
 pub(crate) use rotary::divisors as rotary_divisors;
 pub use rotary::{Rotary, RotaryTable};
 pub use sparse_ffn::SparseFfn;
+pub(crate) use split_predictor::SplitPredictor;
 
 pub use crate::loader::FfnTensors;

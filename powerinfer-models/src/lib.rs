@@ -61,8 +61,10 @@ mod llama;
 mod load;
 mod loader;
 mod opt;
+mod placing;
 mod predictor;
 mod registry;
+mod sizes;
 pub mod synthetic;
 
 pub use calibrate::calibrate;
@@ -74,3 +76,4 @@ pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
 pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;
+pub use sizes::model_sizes;

@@ -1,17 +1,20 @@
 //! The whole flow: files → weights → placement → layers.
 
+use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
 
 use powerinfer_core::{
-    CancelToken, CausalLm, Error as CoreError, Holding, KvShape, ModelConfig, Placement, Sparsity,
-    WeightStore,
+    ActivationProfile, CancelToken, CausalLm, Error as CoreError, Holding, KvShape, ModelConfig,
+    Placement, Plan, Sparsity, WeightStore,
 };
 use powerinfer_ops::attention::KvDtype;
-use powerinfer_ops::{Activation, WeightFormat};
+use powerinfer_ops::{Activation, FastDevice, WeightFormat};
 
 use crate::error::{Error, Result};
 use crate::gguf_predictor::GgufPredictor;
 use crate::loader::Loader;
+use crate::placing::{Placed, profile_beside};
 use crate::predictor::{PredictorOptions, PredictorSource, Predictors, try_out};
 use crate::{gguf_names, registry};
 
@@ -23,8 +26,19 @@ pub struct LoadOptions {
     pub dtype: Option<WeightFormat>,
     /// Which neurons are computed.
     pub sparsity: Sparsity,
-    /// Which neurons are hot; `None` keeps all neurons of a layer together.
+    /// Which neurons are hot, going before a plan; `None` without plan and fast device keeps all
+    /// neurons of a layer together.
     pub placement: Option<Placement>,
+    /// A plan that says which neurons are hot; refused if it is that of another model or takes more
+    /// than the fast device has left of its budget.
+    pub plan: Option<Plan>,
+    /// Where hot neurons lie and run while the CPU runs the others; `None` leaves them to the CPU. With
+    /// neither placement nor plan, those that fire most are hot, as many as the budget allows.
+    pub fast_device: Option<Arc<dyn FastDevice>>,
+    /// How often each neuron fires, to choose hot ones by. `None` takes
+    /// `activation_counts.safetensors` in the model's folder, or `NAME.activation_counts.safetensors`
+    /// beside a file `NAME.gguf`; where there is none, all neurons count alike.
+    pub profile: Option<ActivationProfile>,
     /// How neurons are predicted; [`Sparsity::Predicted`] without one takes those in a PowerInfer
     /// file, or else makes quantised ones.
     /// With one, [`Sparsity::Auto`] is [`Sparsity::Predicted`].
@@ -118,6 +132,27 @@ impl LoadOptions {
         self.placement = Some(placement);
         self
     }
+
+    /// Splits the neurons as a plan says.
+    #[must_use]
+    pub fn with_plan(mut self, plan: Plan) -> Self {
+        self.plan = Some(plan);
+        self
+    }
+
+    /// Chooses hot neurons by this profile.
+    #[must_use]
+    pub fn with_profile(mut self, profile: ActivationProfile) -> Self {
+        self.profile = Some(profile);
+        self
+    }
+
+    /// Puts the hot neurons on a device.
+    #[must_use]
+    pub fn with_fast_device(mut self, device: Arc<dyn FastDevice>) -> Self {
+        self.fast_device = Some(device);
+        self
+    }
 }
 
 /// Loads a model.
@@ -145,6 +180,7 @@ impl LoadOptions {
 /// ```
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
     let (config, store) = open(path, options)?;
+    let options = with_profile_beside(path, options)?;
     let left_open = matches!(options.sparsity, Sparsity::Auto | Sparsity::Predicted);
     if left_open
         && options.predictor.is_none()
@@ -154,9 +190,19 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
     {
         let thresholds = found.thresholds().to_vec();
         let found = PredictorOptions::new(PredictorSource::InModel { thresholds });
-        return build(&config, store, &options.clone().with_predictor(found));
+        return build(&config, store, &options.into_owned().with_predictor(found));
     }
-    build(&config, store, options)
+    build(&config, store, &options)
+}
+
+/// The options with the profile that lies beside the model, where one is needed and none was given.
+fn with_profile_beside<'a>(path: &Path, options: &'a LoadOptions) -> Result<Cow<'a, LoadOptions>> {
+    let is_planned = options.placement.is_some() || options.plan.is_some();
+    if is_planned || options.fast_device.is_none() || options.profile.is_some() {
+        return Ok(Cow::Borrowed(options));
+    }
+    let profile = profile_beside(path)?;
+    Ok(Cow::Owned(LoadOptions { profile, ..options.clone() }))
 }
 
 /// Opens a model without loading it: its configuration, and its tensors under the names that
@@ -196,18 +242,21 @@ pub(crate) fn build(
         supported: registry::supported_model_types().join(", "),
     })?;
     let sparsity = resolve(options, config)?;
-    if let Some(placement) = &options.placement {
-        placement.check(config.n_layers, config.d_ff)?;
-    }
     let predictor = match (&options.predictor, sparsity) {
         (None, Sparsity::Predicted) => Some(PredictorOptions::default()),
         (given, _) => given.clone(),
     };
-    let mut loader = Loader::new(&mut store, options.dtype, options.placement.as_ref())
+    let placed = Placed::find(config, &store, options, predictor.as_ref())?;
+    let (placement, hot_densities) = match &placed {
+        Some(placed) => (Some(&placed.placement), placed.hot_densities.as_slice()),
+        None => (None, &[][..]),
+    };
+    let mut loader = Loader::new(&mut store, options.dtype, placement)
+        .with_fast_device(options.fast_device.as_deref(), hot_densities)
         .with_holding(options.holding)
         .with_requantised_down(options.requantise_down)
         .with_cancel(options.cancel.clone());
-    let whole = options.placement.is_none();
+    let whole = placement.is_none() && options.fast_device.is_none();
     if let Some(predictor) = &predictor {
         predictor.check()?;
         loader = loader.with_predictors(Predictors::open(predictor, config.n_layers, whole)?);
@@ -222,6 +271,12 @@ pub(crate) fn build(
     if let Some(predictor) = &predictor {
         let notes = try_out(&mut model, predictor, whole)?;
         model.add_notes(notes);
+    }
+    if let Some(note) = placed.and_then(|placed| placed.note) {
+        model.add_notes(vec![note]);
+    }
+    if let Some(device) = &options.fast_device {
+        model.settle_on(device.as_ref())?;
     }
     Ok(Box::new(model))
 }

@@ -1,13 +1,20 @@
 //! Takes layers out of a weight store and keeps count of what they hold.
 
+use std::sync::Arc;
+
 use powerinfer_core::{
     CancelToken, Error, FileDtype, Holding, Layout, Placement, Result, WeightStore,
 };
-use powerinfer_ops::{Activation, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
+use powerinfer_ops::{
+    Activation, FastDevice, FfnWeights, HotRows, NeuronIds, NeuronMatrix, WeightFormat,
+};
+use powerinfer_predictor::ActivationPredictor;
 
 use crate::gguf_names::by_neuron;
-use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
-use crate::predictor::Predictors;
+use crate::layers::{
+    AttentionHeads, FfnShard, HotShard, LayerNorm, Linear, RmsNorm, SparseFfn, SplitPredictor,
+};
+use crate::predictor::{Predictors, model_error};
 
 /// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
 #[derive(Debug)]
@@ -15,6 +22,9 @@ pub struct Loader<'a> {
     store: &'a mut WeightStore,
     dtype: Option<WeightFormat>,
     placement: Option<&'a Placement>,
+    fast_device: Option<&'a dyn FastDevice>,
+    /// Shares of the hot neurons of each layer that are expected to fire, if known.
+    hot_densities: &'a [f64],
     predictors: Option<Predictors<'a>>,
     holding: Holding,
     requantise_down: bool,
@@ -74,12 +84,26 @@ impl<'a> Loader<'a> {
             store,
             dtype,
             placement,
+            fast_device: None,
+            hot_densities: &[],
             holding,
             requantise_down: false,
             cancel,
             predictors: None,
             loaded,
         }
+    }
+
+    /// Puts the hot neurons of the placement on a device. `hot_densities` has the share of them that
+    /// is expected to fire, one a layer, or is empty if nothing is known.
+    #[must_use]
+    pub fn with_fast_device(
+        mut self,
+        fast_device: Option<&'a dyn FastDevice>,
+        hot_densities: &'a [f64],
+    ) -> Self {
+        (self.fast_device, self.hot_densities) = (fast_device, hot_densities);
+        self
     }
 
     /// Gives each feed-forward network a predictor.
@@ -239,17 +263,48 @@ impl<'a> Loader<'a> {
             Some(predictors) => predictors.of_layer(layer, &weights, self.store)?,
             None => None,
         };
-        let shards = match self.placement {
-            Some(placement) => {
+        if let Some(predictor) = &predictor {
+            self.loaded.weight_bytes += predictor.size_bytes() as u64;
+        }
+        let shards = match (self.placement, self.fast_device) {
+            (Some(placement), Some(device)) if !placement.hot(layer).is_empty() => {
+                let sides = (placement.hot(layer).clone(), placement.cold(layer));
+                return self.hybrid_ffn(layer, (weights, down_bias), sides, device, predictor);
+            }
+            (Some(placement), None) => {
                 let (hot, cold) = (placement.hot(layer).clone(), placement.cold(layer));
                 vec![FfnShard::pick(&weights, hot)?, FfnShard::pick(&weights, cold)?]
             }
-            None => vec![FfnShard::whole(weights)],
+            _ => vec![FfnShard::whole(weights)],
         };
         let ffn = SparseFfn::new(shards, down_bias)?;
-        let Some(predictor) = predictor else { return Ok(ffn) };
-        self.loaded.weight_bytes += predictor.size_bytes() as u64;
-        Ok(ffn.with_predictor(predictor))
+        Ok(match predictor {
+            Some(predictor) => ffn.with_predictor(predictor),
+            None => ffn,
+        })
+    }
+
+    /// A network whose hot rows go straight from the layer's `weights` to the device; what is left
+    /// here when `weights` are dropped are the cold ones.
+    fn hybrid_ffn(
+        &self,
+        layer: usize,
+        (weights, down_bias): (FfnWeights, Option<Vec<f32>>),
+        (hot, cold): (NeuronIds, NeuronIds),
+        device: &dyn FastDevice,
+        predictor: Option<Arc<dyn ActivationPredictor>>,
+    ) -> Result<SparseFfn> {
+        let split = predictor.as_deref().map(|whole| SplitPredictor::of(whole, &hot, &cold));
+        let split = split.transpose().map_err(model_error)?.flatten();
+        let density = self.hot_densities.get(layer).copied();
+        let held = device.hold(HotRows { weights: &weights, ids: &hot, density })?;
+        let hot = HotShard::new(held.into(), hot)?;
+        let ffn = SparseFfn::hybrid(FfnShard::pick(&weights, cold)?, hot, down_bias)?;
+        Ok(match (split, predictor) {
+            (Some(split), _) => ffn.with_split_predictor(split),
+            (None, Some(whole)) => ffn.with_predictor(whole),
+            (None, None) => ffn,
+        })
     }
 
     /// Takes a down projection, whichever way the file holds it.

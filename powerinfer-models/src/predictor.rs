@@ -117,6 +117,15 @@ impl PredictorOptions {
         self
     }
 
+    /// Bits a weight of the copies of gates whose own weights take `gate_bits`, if predictors are
+    /// made of such.
+    pub(crate) fn bits_of_copy(&self, gate_bits: f64) -> Option<LowBitFormat> {
+        match self.source {
+            PredictorSource::Quantized(bits) => Some(bits.unwrap_or(bits_that_pay(gate_bits))),
+            _ => None,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         if self.shift.is_finite() && self.floor.is_none_or(|floor| (0.0..=1.0).contains(&floor)) {
             return Ok(());
@@ -203,7 +212,9 @@ impl<'a> Predictors<'a> {
                 return Ok(Arc::new(made.with_threshold_shift(-shift)));
             }
             PredictorSource::Quantized(Some(bits)) => *bits,
-            _ => bits_that_pay(weights),
+            _ => bits_that_pay(
+                8.0 * weights.gate.row_bytes() as f64 / weights.d_model().max(1) as f64,
+            ),
         };
         let made = QuantizedGate::new(weights, bits).map_err(model_error)?;
         let margin = made.margin() + shift;
@@ -230,8 +241,7 @@ fn read_layers(
 /// How many bits a copy of the gate is best made of where nothing is tried: as few as keep the loss small where the gate
 /// itself is held in few, one more where reading the gate costs so much that fewer rows listed in
 /// vain outweigh it.
-fn bits_that_pay(weights: &FfnWeights) -> LowBitFormat {
-    let bits_per_weight = 8.0 * weights.gate.row_bytes() as f64 / weights.d_model().max(1) as f64;
+fn bits_that_pay(bits_per_weight: f64) -> LowBitFormat {
     if bits_per_weight < 6.0 { LowBitFormat::Bits2 } else { LowBitFormat::Bits3 }
 }
 

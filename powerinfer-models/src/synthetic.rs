@@ -14,14 +14,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, FileDtype, ModelConfig, TensorInfo, TensorSource, WeightStore,
-    write_safetensors,
+    CausalLm, Error as CoreError, FileDtype, ModelConfig, ModelSizes, TensorInfo, TensorSource,
+    WeightStore, write_safetensors,
 };
 use powerinfer_ops::{WeightFormat, par_fill};
 
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, build};
-use crate::registry;
+use crate::{registry, sizes};
 pub use shape::SyntheticShape;
 use shape::{Role, Sizes};
 
@@ -76,6 +76,15 @@ impl Synthetic {
         };
         let config = self.config()?;
         build(&config, WeightStore::from_source(Box::new(source)), options)
+    }
+
+    /// What its parts take in memory, without making it, and which model it is.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), as far as shapes tell.
+    pub fn sizes(&self, options: &LoadOptions) -> Result<ModelSizes> {
+        let store = WeightStore::from_source(Box::new(self.clone()));
+        Ok(sizes::of_store(&self.config()?, &store, options)?)
     }
 
     /// Writes `config.json` and `model.safetensors` to a folder, which is made if needed.

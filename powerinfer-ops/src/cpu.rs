@@ -90,8 +90,8 @@ pub(crate) struct RowPrimitives {
     pub(crate) axpy: fn(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]),
     /// `y += Σ_r scales[r] · rows[r]` in order of `r`
     pub(crate) axpy_group: fn(scales: RowValues, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
-    /// Whether groups are faster than rows one by one, for rows that stream from memory.
-    pub(crate) grouped: bool,
+    /// When groups are faster than rows one by one, for weighted sums.
+    pub(crate) grouping: Grouping,
     /// A row as f32.
     pub(crate) decode: fn(row: &[u8], values: &mut [f32]),
 }
@@ -134,10 +134,6 @@ pub(crate) enum Grouping {
     Never,
     /// Where they do not follow each other: the memory waits less. A single stream is recognised
     /// by the hardware, which runs ahead of it.
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        allow(dead_code, reason = "what a table of x86-64 likes")
-    )]
     Scattered,
     /// Where unpacking takes longer than reading.
     Always,

@@ -66,9 +66,21 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
     /// Bytes that they take on the device, a predictor's rows and padding included.
     fn size_bytes(&self) -> u64;
 
-    /// Whether the device holds the rows of the predictor, too, so that
-    /// [`HeldNeurons::Predicted`] can be asked for.
-    fn has_predictor(&self) -> bool;
+    /// Copies a predictor's rows of the same neurons, in the same order, to the device, so that it
+    /// can run it: a second step, since rows of neurons come first where the budget is short. `false`
+    /// if the device runs no predictors, which is the default; the CPU then runs them for it.
+    ///
+    /// # Errors
+    /// [`OpError::DeviceBudget`] if they do not fit, with nothing held of them; [`OpError::Shape`],
+    /// [`OpError::DeviceFailed`].
+    fn hold_predictor(&self, _predictor: RowPredictor<'_>) -> Result<bool, OpError> {
+        Ok(false)
+    }
+
+    /// Whether the device holds a predictor, so that [`HeldNeurons::Predicted`] can be asked for.
+    fn has_predictor(&self) -> bool {
+        false
+    }
 
     /// Queues the work on `x` `[n_tokens, d_model]`, of which a copy is taken, and returns at once.
     /// Ids are local: 0 is the first row that is held.
@@ -109,9 +121,6 @@ pub struct HotRows<'a> {
     pub weights: &'a FfnWeights,
     /// The hot neurons of the layer.
     pub ids: &'a NeuronIds,
-    /// The predictor's rows of the hot neurons, in the order of `ids`. A device may leave them: see
-    /// [`HeldFfn::has_predictor`].
-    pub predictor: Option<RowPredictor<'a>>,
     /// The share of the hot neurons that is expected to fire for a token, going by a profile. The
     /// device chooses by it how to compute them: from some density on, reading all rows in order
     /// is faster than finding out which matter. It must come from what is known before the first
@@ -228,7 +237,14 @@ impl DeviceMemory {
 /// The GPU with that number, which may take `budget_bytes`, or what is free of its memory.
 ///
 /// # Errors
-/// [`OpError::FeatureOff`] in a build without the feature `cuda`.
-pub fn open_cuda(index: usize, _budget_bytes: Option<u64>) -> Result<Arc<dyn FastDevice>, OpError> {
-    Err(OpError::FeatureOff { device: format!("cuda:{index}"), feature: "cuda" })
+/// [`OpError::FeatureOff`] in a build without the feature `cuda`, [`OpError::DeviceFailed`] where there
+/// is no such GPU or no driver for it.
+pub fn open_cuda(index: usize, budget_bytes: Option<u64>) -> Result<Arc<dyn FastDevice>, OpError> {
+    #[cfg(feature = "cuda")]
+    return Ok(Arc::new(crate::cuda::CudaFast::open(index, budget_bytes)?));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = budget_bytes;
+        Err(OpError::FeatureOff { device: format!("cuda:{index}"), feature: "cuda" })
+    }
 }

@@ -12,6 +12,7 @@
 //! | [`sparse_matvec`] | `mask ⊙ (x · Wᵀ)`: gate and up | the picked rows |
 //! | [`sparse_axpy`] | `(mask ⊙ h) · W`: down, stored transposed | the picked rows |
 //! | [`ffn`] | a whole feed-forward network, gated or not | all gate rows, then what fires |
+//! | [`hybrid_ffn`] | the same, its hot rows on a fast device meanwhile | the same |
 //! | [`linear`], [`linears`], [`linear_into`] | `x · Wᵀ + b` | all rows |
 //! | [`causal_attention`](attention::causal_attention) | attention over a paged cache | the cache |
 //! | [`embed`] | rows by token id | one row a token |
@@ -67,7 +68,8 @@
 //!
 //! # Limits
 //!
-//! `unsafe` is confined to the files of one instruction set each and the bodies they share.
+//! `unsafe` is confined to the files of one instruction set each and the bodies they share, and to the
+//! one that launches CUDA kernels.
 #![deny(unsafe_code)]
 
 mod activation;
@@ -75,12 +77,15 @@ pub mod attention;
 mod bandwidth;
 mod bytes;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod embedding;
 mod error;
 mod fast_device;
 mod ffn;
 mod format;
 mod gate_estimate;
+mod hybrid_ffn;
 mod linears;
 mod low_bit_matrix;
 mod mask;
@@ -107,6 +112,7 @@ pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations
 pub use format::WeightFormat;
 pub use format::low_bit::LowBitFormat;
 pub use gate_estimate::GateEstimate;
+pub use hybrid_ffn::{HybridRun, hybrid_ffn};
 pub use linears::linears;
 pub use low_bit_matrix::LowBitMatrix;
 pub use mask::{ActivationMask, NeuronIds};

@@ -109,6 +109,14 @@ impl LowBitMatrix {
         Ok(Self { bytes, format, n_rows, n_columns: self.n_columns, errors })
     }
 
+    /// Bytes that a row takes in a [`GateEstimate`](crate::GateEstimate) of whole groups of rows.
+    #[must_use]
+    pub fn row_bytes(format: LowBitFormat, n_columns: usize) -> usize {
+        let group = Self::group_bytes(format, n_columns.div_ceil(BLOCK));
+        // error, cut and deviation
+        group.div_ceil(GROUP_ROWS) + 3 * size_of::<f32>()
+    }
+
     /// Bytes in memory, padding and the rows' errors included.
     #[must_use]
     pub fn resident_bytes(&self) -> usize {

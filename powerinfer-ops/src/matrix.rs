@@ -40,6 +40,9 @@ pub struct NeuronMatrix {
     d_model: usize,
     row_bytes: usize,
     stride: usize,
+    /// The copy on a GPU, where an operator met the matrix there.
+    #[cfg(feature = "cuda")]
+    pub(crate) device_copy: crate::cuda::DeviceCopy,
 }
 
 /// The bytes of a matrix.
@@ -114,7 +117,17 @@ impl NeuronMatrix {
             }
         }
         let (bytes, stride) = (RowBytes::Shared(bytes), row_bytes);
-        Ok(Self { bytes, order, format, n_neurons, d_model, row_bytes, stride })
+        Ok(Self {
+            bytes,
+            order,
+            format,
+            n_neurons,
+            d_model,
+            row_bytes,
+            stride,
+            #[cfg(feature = "cuda")]
+            device_copy: crate::cuda::DeviceCopy::default(),
+        })
     }
 
     /// A matrix whose rows follow each other at `stride`.
@@ -125,7 +138,17 @@ impl NeuronMatrix {
         [row_bytes, stride]: [usize; 2],
     ) -> Self {
         let bytes = RowBytes::Owned(Arc::new(bytes));
-        Self { bytes, order: None, format, n_neurons, d_model, row_bytes, stride }
+        Self {
+            bytes,
+            order: None,
+            format,
+            n_neurons,
+            d_model,
+            row_bytes,
+            stride,
+            #[cfg(feature = "cuda")]
+            device_copy: crate::cuda::DeviceCopy::default(),
+        }
     }
 
     /// Builds a matrix from packed rows: `fill(offset, bytes)` is asked for `bytes.len()` bytes
@@ -255,7 +278,13 @@ impl NeuronMatrix {
         if let RowBytes::Shared(_) = &self.bytes {
             let place = |&id: &u32| self.order.as_ref().map_or(id, |order| order[id as usize]);
             let order = ids.as_slice().iter().map(place).collect();
-            return Ok(Self { order: Some(order), n_neurons: ids.len(), ..self.clone() });
+            return Ok(Self {
+                order: Some(order),
+                n_neurons: ids.len(),
+                #[cfg(feature = "cuda")]
+                device_copy: crate::cuda::DeviceCopy::default(),
+                ..self.clone()
+            });
         }
         self.copy_rows(ids)
     }

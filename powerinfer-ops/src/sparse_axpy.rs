@@ -3,6 +3,8 @@
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 
 use crate::cpu::{RowKernels, rows};
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::error::OpError;
 use crate::mask::ActivationMask;
 use crate::matrix::NeuronMatrix;
@@ -39,7 +41,7 @@ pub fn sparse_axpy(
     h: &Tensor,
 ) -> Result<Tensor, OpError> {
     let op = SparseAxpy { weights: down.clone(), mask: mask.clone() };
-    let n_tokens = tensor::check_rows(SparseAxpy::NAME, "h", h, down.n_neurons())?;
+    let n_tokens = tensor::check_operand(SparseAxpy::NAME, "h", h, down.n_neurons())?;
     op.check(n_tokens)?;
     Ok(h.apply_op1_no_bwd(&op)?)
 }
@@ -84,5 +86,16 @@ impl CustomOp1 for SparseAxpy {
             rows::axpy_picked(RowKernels::best(), w, (ids.as_slice(), &scales), y);
         }
         Ok((CpuStorage::F32(y), Shape::from((n_tokens, w.d_model()))))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
+        let x = cuda::CudaRows::of(Self::NAME, "h", storage, layout, self.weights.n_neurons())?;
+        self.check(x.n_tokens()).map_err(candle_core::Error::wrap)?;
+        cuda::sparse_axpy(&self.weights, &self.mask, &x)
     }
 }

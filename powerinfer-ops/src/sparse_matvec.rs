@@ -4,6 +4,8 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 
 use crate::cpu::product::{InputScratch, Inputs};
 use crate::cpu::{RowKernels, rows};
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::error::OpError;
 use crate::mask::ActivationMask;
 use crate::matrix::NeuronMatrix;
@@ -38,7 +40,7 @@ pub fn sparse_matvec(
     x: &Tensor,
 ) -> Result<Tensor, OpError> {
     let op = SparseMatvec { weights: w.clone(), mask: mask.clone() };
-    let n_tokens = tensor::check_rows(SparseMatvec::NAME, "x", x, w.d_model())?;
+    let n_tokens = tensor::check_operand(SparseMatvec::NAME, "x", x, w.d_model())?;
     op.check(n_tokens)?;
     Ok(x.apply_op1_no_bwd(&op)?)
 }
@@ -88,6 +90,17 @@ impl CustomOp1 for SparseMatvec {
         }
         Ok((CpuStorage::F32(y), Shape::from((n_tokens, w.n_neurons()))))
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
+        let x = cuda::CudaRows::of(Self::NAME, "x", storage, layout, self.weights.d_model())?;
+        self.check(x.n_tokens()).map_err(candle_core::Error::wrap)?;
+        cuda::sparse_matvec(&self.weights, &self.mask, &x)
+    }
 }
 
 /// The products of all rows: a dense projection, with the kernels of the sparse ones.
@@ -110,7 +123,7 @@ impl CustomOp1 for SparseMatvec {
 /// # Ok::<(), powerinfer_ops::OpError>(())
 /// ```
 pub fn linear(w: &NeuronMatrix, bias: Option<&[f32]>, x: &Tensor) -> Result<Tensor, OpError> {
-    tensor::check_rows(Linear::NAME, "x", x, w.d_model())?;
+    tensor::check_operand(Linear::NAME, "x", x, w.d_model())?;
     if let Some(bias) = bias.filter(|bias| bias.len() != w.n_neurons()) {
         let (expected, found) = (vec![w.n_neurons()], vec![bias.len()]);
         return Err(OpError::Shape { op: Linear::NAME, what: "bias", expected, found });
@@ -168,6 +181,16 @@ impl CustomOp1 for Linear<'_> {
             }
         }
         Ok((CpuStorage::F32(y), Shape::from((n_tokens, n_out))))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
+        let x = cuda::CudaRows::of(Self::NAME, "x", storage, layout, self.w.d_model())?;
+        cuda::linear(self.w, self.bias, &x)
     }
 }
 

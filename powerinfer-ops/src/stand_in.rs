@@ -45,7 +45,7 @@ const NAME: &str = "stand-in";
 ///     m(&[1., 0., 0., 1.])?, Some(m(&[0., 1., 0., 1.])?), m(&[1., 1., 5., 5.])?, Activation::Relu)?;
 /// let device = StandIn::new(StandInOptions::new(1 << 20))?;
 /// let ids = NeuronIds::from_sorted(vec![1])?;
-/// let hot = device.hold(HotRows { weights: &weights, ids: &ids, predictor: None, density: None })?;
+/// let hot = device.hold(HotRows { weights: &weights, ids: &ids, density: None })?;
 /// let pending = hot.start(HeldNeurons::Firing, &[2., 3.])?;
 /// let mut y = [6., 6.]; // what the CPU made of the other row meanwhile
 /// let run = pending.wait(&mut y)?;

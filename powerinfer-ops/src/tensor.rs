@@ -54,6 +54,21 @@ pub(crate) fn check_rows(
     tensor: &Tensor,
     n_columns: usize,
 ) -> Result<usize, OpError> {
+    let n_tokens = check_operand(op, what, tensor, n_columns)?;
+    if !tensor.device().is_cpu() {
+        return Err(on_another_device(op, what, tensor));
+    }
+    Ok(n_tokens)
+}
+
+/// Fails unless `tensor` is a contiguous f32 tensor `[n_tokens, n_columns]` on the CPU or on a GPU that
+/// there are kernels for; returns `n_tokens`.
+pub(crate) fn check_operand(
+    op: &'static str,
+    what: &'static str,
+    tensor: &Tensor,
+    n_columns: usize,
+) -> Result<usize, OpError> {
     let dims = tensor.dims();
     if dims.len() != 2 || dims[1] != n_columns {
         let n_tokens = dims.first().copied().unwrap_or(1);
@@ -64,7 +79,7 @@ pub(crate) fn check_rows(
         let (expected, found) = (DType::F32, tensor.dtype());
         return Err(OpError::Dtype { op, what, expected, found });
     }
-    if !tensor.device().is_cpu() {
+    if !tensor.device().is_cpu() && !tensor.device().is_cuda() {
         return Err(on_another_device(op, what, tensor));
     }
     if !tensor.is_contiguous() {

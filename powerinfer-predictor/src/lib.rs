@@ -47,9 +47,10 @@ mod quality;
 mod quantized;
 
 use std::fmt;
+use std::sync::Arc;
 
 use candle_core::Tensor;
-use powerinfer_ops::{NeuronIds, Neurons};
+use powerinfer_ops::{NeuronIds, Neurons, RowPredictor};
 
 pub use all::All;
 pub use error::{Error, Result};
@@ -87,6 +88,21 @@ pub trait ActivationPredictor: fmt::Debug + Send + Sync {
         _hidden: &'a mut Vec<f32>,
     ) -> Result<Option<Neurons<'a>>> {
         Ok(None)
+    }
+
+    /// The same predictor for some neurons of the layer, counted anew: it lists exactly those of them
+    /// that this one lists. `None` if it cannot be taken apart; then its lists are.
+    ///
+    /// # Errors
+    /// [`Error::Op`] if an id is out of range or memory is short.
+    fn restrict(&self, _ids: &NeuronIds) -> Result<Option<Arc<dyn ActivationPredictor>>> {
+        Ok(None)
+    }
+
+    /// The part that has a row for each neuron, for a device that holds rows of neurons; `None` if
+    /// there is none, or it does not work row by row.
+    fn rows(&self) -> Option<RowPredictor<'_>> {
+        None
     }
 
     /// Which kind of predictor this is.

@@ -1,6 +1,10 @@
 //! The original's predictor: two linear layers with a ReLU between, on the residual stream.
 
-use powerinfer_ops::{NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError, linear_into};
+use std::sync::Arc;
+
+use powerinfer_ops::{
+    NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError, RowPredictor, linear_into,
+};
 
 use crate::{ActivationPredictor, FfnInputs, PredictorKind, Result};
 
@@ -112,6 +116,15 @@ impl ActivationPredictor for MlpPredictor {
     ) -> Result<Option<Neurons<'a>>> {
         self.hide(inputs, hidden)?;
         Ok(Some(Neurons::Scored(self.scores(hidden))))
+    }
+
+    fn restrict(&self, ids: &NeuronIds) -> Result<Option<Arc<dyn ActivationPredictor>>> {
+        let (fc1, fc2) = (self.fc1.clone(), self.fc2.pick_rows(ids)?);
+        Ok(Some(Arc::new(Self { fc1, fc2, threshold: self.threshold })))
+    }
+
+    fn rows(&self) -> Option<RowPredictor<'_>> {
+        Some(RowPredictor::Scored(&self.fc2, self.threshold))
     }
 
     fn kind(&self) -> PredictorKind {

@@ -1,6 +1,10 @@
 //! A low-bit copy of the gate, which needs no training and no text.
 
-use powerinfer_ops::{FfnWeights, GateEstimate, LowBitFormat, NeuronIds, Neurons, with_f32};
+use std::sync::Arc;
+
+use powerinfer_ops::{
+    FfnWeights, GateEstimate, LowBitFormat, NeuronIds, Neurons, RowPredictor, with_f32,
+};
 
 use crate::{ActivationPredictor, FfnInputs, PredictorKind, Result};
 
@@ -93,6 +97,15 @@ impl ActivationPredictor for QuantizedGate {
 
     fn fused<'a>(&'a self, _: &FfnInputs<'_>, _: &'a mut Vec<f32>) -> Result<Option<Neurons<'a>>> {
         Ok(Some(Neurons::Estimated(&self.estimate, self.margin)))
+    }
+
+    fn restrict(&self, ids: &NeuronIds) -> Result<Option<Arc<dyn ActivationPredictor>>> {
+        let estimate = self.estimate.pick_rows(ids)?;
+        Ok(Some(Arc::new(Self { estimate, margin: self.margin })))
+    }
+
+    fn rows(&self) -> Option<RowPredictor<'_>> {
+        Some(RowPredictor::Estimated(&self.estimate, self.margin))
     }
 
     fn kind(&self) -> PredictorKind {

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 /// A planted fault: its define, and the file that has it.
-const MUTANTS: [(&str, &str); 9] = [
+const MUTANTS: [(&str, &str); 13] = [
     ("MISSING_GUARD", "sparse_matvec.cu"),
     ("SHORT_REDUCTION", "sparse_matvec.cu"),
     ("MISSING_GUARD", "sparse_axpy.cu"),
@@ -15,7 +15,11 @@ const MUTANTS: [(&str, &str); 9] = [
     ("MISSING_GUARD", "compact.cu"),
     ("MISSING_BARRIER", "quantize.cu"),
     ("SHORT_REDUCTION", "quantize.cu"),
-    ("SHORT_REDUCTION", "gate_estimate.cu"),
+    ("WRONG_ORDER", "gate_estimate.cu"),
+    ("MISSING_BARRIER", "norm.cu"),
+    ("MISSING_GUARD", "rotary.cu"),
+    ("MISSING_BARRIER", "attention.cu"),
+    ("SHORT_REDUCTION", "attention.cu"),
 ];
 
 fn main() {

@@ -10,18 +10,18 @@ use crate::error::{Error, Result};
 const SHOWN_CHARS: usize = 60;
 
 /// The fields of one object; nested ones carry the path to them.
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     path: &'a Path,
     prefix: String,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
+    pub(crate) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
         Self { path, prefix: String::new(), map }
     }
 
-    pub(super) fn path(&self) -> &'a Path {
+    pub(crate) fn path(&self) -> &'a Path {
         self.path
     }
 
@@ -31,17 +31,31 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether the field is there, be it `null`.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }
 
     /// Whether `name` is there and nothing else is.
-    pub(super) fn has_only(&self, name: &str) -> bool {
+    pub(crate) fn has_only(&self, name: &str) -> bool {
         self.get(name).is_some() && self.map.len() == 1
     }
 
+    /// Fails if there is a field of any other name.
+    pub(crate) fn only_keys(&self, keys: &[&str]) -> Result<()> {
+        match self.map.keys().find(|key| !keys.contains(&key.as_str())) {
+            Some(unknown) => Err(self.error(unknown, format!("one of {}", keys.join(", ")))),
+            None => Ok(()),
+        }
+    }
+
+    /// A number of bytes, from 0.
+    pub(crate) fn bytes(&self, name: &str) -> Result<u64> {
+        let bytes = self.get(name).and_then(Value::as_u64);
+        bytes.ok_or_else(|| self.error(name, "a whole number of bytes from 0"))
+    }
+
     /// The error for a field whose value is not `expected`.
-    pub(super) fn error(&self, name: &str, expected: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, name: &str, expected: impl Into<String>) -> Error {
         Error::Config {
             path: self.path.to_owned(),
             field: format!("{}{name}", self.prefix),
@@ -51,16 +65,16 @@ impl<'a> Fields<'a> {
     }
 
     /// Fails if the field is there.
-    pub(super) fn refuse(&self, name: &str, expected: &str) -> Result<()> {
+    pub(crate) fn refuse(&self, name: &str, expected: &str) -> Result<()> {
         self.get(name).map_or(Ok(()), |_| Err(self.error(name, expected)))
     }
 
     /// A whole number from 1 to `max`.
-    pub(super) fn count(&self, name: &str, max: usize) -> Result<usize> {
+    pub(crate) fn count(&self, name: &str, max: usize) -> Result<usize> {
         self.optional_count(name, max)?.ok_or_else(|| self.error(name, whole_number(max)))
     }
 
-    pub(super) fn optional_count(&self, name: &str, max: usize) -> Result<Option<usize>> {
+    pub(crate) fn optional_count(&self, name: &str, max: usize) -> Result<Option<usize>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -72,11 +86,11 @@ impl<'a> Fields<'a> {
     }
 
     /// A finite number above 0.
-    pub(super) fn positive(&self, name: &str) -> Result<f64> {
+    pub(crate) fn positive(&self, name: &str) -> Result<f64> {
         self.optional_positive(name)?.ok_or_else(|| self.error(name, POSITIVE))
     }
 
-    pub(super) fn optional_positive(&self, name: &str) -> Result<Option<f64>> {
+    pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -89,16 +103,16 @@ impl<'a> Fields<'a> {
     }
 
     /// True or false; false if absent.
-    pub(super) fn flag(&self, name: &str) -> Result<bool> {
+    pub(crate) fn flag(&self, name: &str) -> Result<bool> {
         self.flag_or(name, false)
     }
 
     /// True or false; `default` if absent.
-    pub(super) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
+    pub(crate) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
         Ok(self.optional_flag(name)?.unwrap_or(default))
     }
 
-    pub(super) fn optional_flag(&self, name: &str) -> Result<Option<bool>> {
+    pub(crate) fn optional_flag(&self, name: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -106,7 +120,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Fails if a flag is there and not `expected`.
-    pub(super) fn only(&self, name: &str, expected: bool, why: &str) -> Result<()> {
+    pub(crate) fn only(&self, name: &str, expected: bool, why: &str) -> Result<()> {
         match self.optional_flag(name)? {
             Some(found) if found != expected => {
                 Err(self.error(name, format!("{expected} ({why})")))
@@ -116,7 +130,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number under any of its names; two that differ are an error. Gives the name, too.
-    pub(super) fn optional_count_of<'n>(
+    pub(crate) fn optional_count_of<'n>(
         &self,
         names: &[&'n str],
         max: usize,
@@ -135,13 +149,13 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number that has to be there, under any of its names.
-    pub(super) fn count_of(&self, names: &[&str], max: usize) -> Result<usize> {
+    pub(crate) fn count_of(&self, names: &[&str], max: usize) -> Result<usize> {
         let found = self.optional_count_of(names, max)?;
         found.map(|(_, count)| count).ok_or_else(|| self.error(names[0], whole_number(max)))
     }
 
     /// Any finite number.
-    pub(super) fn optional_number(&self, name: &str) -> Result<Option<f64>> {
+    pub(crate) fn optional_number(&self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -150,25 +164,33 @@ impl<'a> Fields<'a> {
     }
 
     /// A finite number from 0.
-    pub(super) fn not_negative(&self, name: &str) -> Result<f64> {
+    pub(crate) fn not_negative(&self, name: &str) -> Result<f64> {
         let value = self.get(name).and_then(Value::as_f64);
         let number = value.filter(|number| number.is_finite() && *number >= 0.0);
         number.ok_or_else(|| self.error(name, "a finite number from 0"))
     }
 
-    pub(super) fn text(&self, name: &str) -> Result<&'a str> {
+    pub(crate) fn text(&self, name: &str) -> Result<&'a str> {
         self.optional_text(name)?.ok_or_else(|| self.error(name, "a string"))
     }
 
-    pub(super) fn optional_text(&self, name: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn optional_text(&self, name: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
         value.as_str().map(Some).ok_or_else(|| self.error(name, "a string"))
     }
 
+    /// A list of at most `max` strings.
+    pub(crate) fn texts(&self, name: &str, max: usize) -> Result<Vec<String>> {
+        let list = self.get(name).and_then(Value::as_array).filter(|list| list.len() <= max);
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let texts = list.and_then(|list| list.iter().map(text).collect());
+        texts.ok_or_else(|| self.error(name, format!("a list of at most {max} strings")))
+    }
+
     /// A nested object.
-    pub(super) fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -177,7 +199,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A token id.
-    pub(super) fn token_id(&self, name: &str, vocab_size: usize) -> Result<Option<u32>> {
+    pub(crate) fn token_id(&self, name: &str, vocab_size: usize) -> Result<Option<u32>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -188,7 +210,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A token id or a list of them; none if absent.
-    pub(super) fn token_ids(&self, name: &str, vocab_size: usize) -> Result<Vec<u32>> {
+    pub(crate) fn token_ids(&self, name: &str, vocab_size: usize) -> Result<Vec<u32>> {
         let values = match self.get(name) {
             None => return Ok(Vec::new()),
             Some(Value::Array(values)) => values.as_slice(),

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
-use powerinfer_ops::FfnWeights;
+use powerinfer_ops::{FastDevice, FfnWeights};
 use powerinfer_predictor::ActivationPredictor;
 
 use crate::gguf_names::is_predictor;
@@ -90,6 +90,24 @@ impl Decoder {
         info.bos_token_id = config.bos_token_id;
         info.notes = notes;
         self.info = info;
+    }
+
+    /// Gives the device the predictors of the neurons that it holds, as far as there is room, and says
+    /// what it has.
+    pub(crate) fn settle_on(&mut self, device: &dyn FastDevice) -> Result<()> {
+        let mut left = 0;
+        for block in &self.blocks {
+            left += usize::from(!block.ffn.hold_predictor()?);
+        }
+        if left > 0 {
+            let (name, n_layers) = (device.name(), self.blocks.len());
+            self.info.notes.push(format!(
+                "the CPU runs the predictors of {left} of {n_layers} layers for {name}"
+            ));
+        }
+        self.info.fast_device = Some(device.name().to_owned());
+        self.info.fast_bytes = self.blocks.iter().map(|block| block.ffn.fast_bytes()).sum();
+        Ok(())
     }
 
     /// Adds sentences to the notes, and says which predictor there is now.

@@ -20,8 +20,6 @@ pub(crate) enum LayerNeurons<'a> {
     Firing,
     /// Ids of the layer, one list a token.
     FiringOf(&'a [NeuronIds]),
-    /// As a predictor of all the layer's neurons says, which are all here.
-    Fused(Neurons<'a>),
 }
 
 impl FfnShard {
@@ -50,26 +48,29 @@ impl FfnShard {
         let neurons = match (neurons, &self.ids) {
             (LayerNeurons::All, _) => Neurons::All,
             (LayerNeurons::Firing, _) => Neurons::Firing,
-            (LayerNeurons::Fused(neurons), _) => neurons,
             (LayerNeurons::FiringOf(picks), None) => Neurons::FiringOf(picks),
             (LayerNeurons::FiringOf(picks), Some(ids)) => {
                 local = picks.iter().map(|picks| picks.restrict(ids)).collect();
                 Neurons::FiringOf(&local)
             }
         };
+        self.run(normed, neurons, workspace)
+    }
+
+    /// [`forward`](Self::forward) for neurons in the shard's own ids.
+    pub(crate) fn run(
+        &self,
+        normed: &Tensor,
+        neurons: Neurons<'_>,
+        workspace: &mut Workspace,
+    ) -> Result<(Tensor, FfnCounts)> {
         Ok(ffn(&self.weights, neurons, normed, workspace)?)
     }
 
-    /// Writes values of the neurons held here to their places among those of the layer.
-    pub(crate) fn scatter(&self, values: &[f32], all: &mut [f32]) {
-        match &self.ids {
-            None => all.copy_from_slice(values),
-            Some(ids) => {
-                for (&id, &value) in ids.as_slice().iter().zip(values) {
-                    all[id as usize] = value;
-                }
-            }
-        }
+    /// The layer's ids of the rows; `None` if all are here.
+    #[must_use]
+    pub fn ids(&self) -> Option<&NeuronIds> {
+        self.ids.as_ref()
     }
 
     /// The rows held here.
@@ -82,5 +83,17 @@ impl FfnShard {
     #[must_use]
     pub fn n_neurons(&self) -> usize {
         self.weights.n_neurons()
+    }
+}
+
+/// Writes values of some neurons to their places among those of the layer.
+pub(crate) fn scatter(ids: Option<&NeuronIds>, values: &[f32], all: &mut [f32]) {
+    match ids {
+        None => all.copy_from_slice(values),
+        Some(ids) => {
+            for (&id, &value) in ids.as_slice().iter().zip(values) {
+                all[id as usize] = value;
+            }
+        }
     }
 }

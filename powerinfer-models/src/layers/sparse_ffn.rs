@@ -1,5 +1,7 @@
 //! A feed-forward network that computes the neurons that fire.
 
+mod hybrid;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -8,16 +10,20 @@ use powerinfer_core::{Error, FfnSeen, PredictionCounts, Result, Sparsity, Step};
 use powerinfer_ops::{FfnCounts, FfnWeights, NeuronIds, add_bias, ffn_activations, residual_add};
 use powerinfer_predictor::{ActivationPredictor, FfnInputs};
 
-use crate::layers::FfnShard;
-use crate::layers::ffn_shard::LayerNeurons;
+use crate::layers::ffn_shard::{LayerNeurons, scatter};
+use crate::layers::{FfnShard, HotShard, SplitPredictor};
 use crate::predictor::model_error;
 
 /// Inputs → which neurons → hot shard and cold shard → sum.
 #[derive(Debug, Clone)]
 pub struct SparseFfn {
     shards: Vec<FfnShard>,
+    /// What runs on a fast device while the only shard runs here.
+    hot: Option<HotShard>,
     down_bias: Option<Vec<f32>>,
     predictor: Option<Arc<dyn ActivationPredictor>>,
+    /// The same predictor, where each side of a split runs its own part of it.
+    split_predictor: Option<Arc<SplitPredictor>>,
     /// Norms of the rows of down, for those who watch.
     down_norms: OnceLock<Vec<f32>>,
 }
@@ -31,7 +37,14 @@ impl SparseFfn {
         if shards.is_empty() {
             return Err(Error::PlacementShape { what: "shards", expected: 1, found: 0 });
         }
-        Ok(Self { shards, down_bias, predictor: None, down_norms: OnceLock::new() })
+        Ok(Self {
+            shards,
+            hot: None,
+            down_bias,
+            predictor: None,
+            split_predictor: None,
+            down_norms: OnceLock::new(),
+        })
     }
 
     /// In [`Sparsity::Predicted`] runs, of the neurons that the predictor lists, those that fire.
@@ -54,15 +67,15 @@ impl SparseFfn {
 
     /// The weights, if all neurons are in one shard.
     pub(crate) fn whole(&self) -> Option<&FfnWeights> {
-        match self.shards.as_slice() {
-            [shard] => Some(shard.weights()),
+        match (self.shards.as_slice(), &self.hot) {
+            ([shard], None) => Some(shard.weights()),
             _ => None,
         }
     }
 
     /// Lets the network run all neurons that fire, whatever the mode.
     pub(crate) fn drop_predictor(&mut self) {
-        self.predictor = None;
+        (self.predictor, self.split_predictor) = (None, None);
     }
 
     /// What the network adds to the residual stream, `[n_tokens, d_model]`. Counts go to
@@ -81,9 +94,13 @@ impl SparseFfn {
         if step.measure_prediction || step.observer.is_some() {
             self.watch(inputs, layer, step)?;
         }
-        let sum = match (sparsity, &self.predictor) {
-            (Sparsity::Dense, _) => self.sum(inputs.normed, LayerNeurons::All, layer, step)?,
-            (Sparsity::Predicted, Some(predictor)) => {
+        let split = self.hot.as_ref().zip(self.split_predictor.as_deref());
+        let sum = match (sparsity, &self.predictor, split) {
+            (Sparsity::Dense, ..) => self.sum(inputs.normed, LayerNeurons::All, layer, step)?,
+            (Sparsity::Predicted, _, Some((hot, split))) => {
+                self.predicted_on_both_sides((hot, split), inputs, layer, step)?
+            }
+            (Sparsity::Predicted, Some(predictor), None) => {
                 self.predicted(predictor.as_ref(), inputs, layer, step)?
             }
             _ => self.sum(inputs.normed, LayerNeurons::Firing, layer, step)?,
@@ -102,6 +119,9 @@ impl SparseFfn {
         layer: usize,
         step: &mut Step,
     ) -> Result<Tensor> {
+        if let Some(hot) = &self.hot {
+            return self.sum_of_both_sides(hot, normed, neurons, layer, step);
+        }
         let mut sum: Option<Tensor> = None;
         for shard in &self.shards {
             let (part, counts) = shard.forward(normed, neurons, &mut step.workspace)?;
@@ -126,15 +146,17 @@ impl SparseFfn {
         let began = Instant::now();
         let mut hidden = std::mem::take(&mut step.hidden);
         let fused = match self.shards.len() {
-            1 => predictor.fused(inputs, &mut hidden).map_err(model_error)?,
+            1 if self.hot.is_none() => predictor.fused(inputs, &mut hidden).map_err(model_error)?,
             _ => None,
         };
         if let Some(neurons) = fused {
             step.stats.predictor_ns += nanoseconds(began);
             step.stats.weight_bytes += predictor.bytes_before() as u64;
-            let sum = self.sum(inputs.normed, LayerNeurons::Fused(neurons), layer, step);
+            let shard = &self.shards[0];
+            let (sum, counts) = shard.run(inputs.normed, neurons, &mut step.workspace)?;
+            record(step, layer, counts, shard.n_neurons() * inputs.normed.dim(0)?);
             step.hidden = hidden;
-            return sum;
+            return Ok(sum);
         }
         let mut picks = std::mem::take(&mut step.picks);
         predictor.predict(inputs, &mut picks).map_err(model_error)?;
@@ -154,57 +176,76 @@ impl SparseFfn {
             step.stats.record_prediction(layer, compare(&step.picks, &activations, d_ff));
         }
         let Some(observer) = &step.observer else { return Ok(()) };
-        let seen = FfnSeen::new(
-            layer,
-            [inputs.residual, inputs.normed],
-            &activations,
-            self.down_norms.get_or_init(|| self.row_norms()),
-        );
+        let norms = match self.down_norms.get() {
+            Some(norms) => norms,
+            None => {
+                let norms = self.row_norms()?;
+                self.down_norms.get_or_init(|| norms)
+            }
+        };
+        let residual_and_normed = [inputs.residual, inputs.normed];
+        let seen = FfnSeen::new(layer, residual_and_normed, &activations, norms);
         // an observer that panicked left nothing behind that matters to the pass
         observer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(&seen)
     }
 
     /// Activations of all neurons of the layer, `[n_tokens, d_ff]`.
     fn activations(&self, normed: &Tensor) -> Result<Vec<f32>> {
-        let d_ff: usize = self.shards.iter().map(FfnShard::n_neurons).sum();
+        let d_ff = self.d_ff();
         let mut all = vec![0.0; normed.dim(0)? * d_ff];
         let mut part = Vec::new();
-        for shard in &self.shards {
-            ffn_activations(shard.weights(), normed, &mut part)?;
+        for (weights, ids) in self.all_rows()? {
+            ffn_activations(&weights, normed, &mut part)?;
             let tokens = all.chunks_exact_mut(d_ff.max(1));
-            for (all, part) in tokens.zip(part.chunks_exact(shard.n_neurons().max(1))) {
-                shard.scatter(part, all);
+            for (all, part) in tokens.zip(part.chunks_exact(weights.n_neurons().max(1))) {
+                scatter(ids, part, all);
             }
         }
         Ok(all)
     }
 
-    fn row_norms(&self) -> Vec<f32> {
-        let d_ff = self.shards.iter().map(FfnShard::n_neurons).sum();
-        let mut all = vec![0.0; d_ff];
-        for shard in &self.shards {
-            if let Some(down) = &shard.weights().down_by_output {
-                let mut row = vec![0.0; down.d_model()];
-                let mut squares = vec![0.0; down.d_model()];
-                for output in 0..down.n_neurons() {
-                    down.row_to_f32(output, &mut row);
-                    squares.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value * value);
-                }
-                let norms: Vec<f32> = squares.iter().map(|sum: &f32| sum.sqrt()).collect();
-                shard.scatter(&norms, &mut all);
-                continue;
-            }
-            let down = &shard.weights().down;
-            let mut row = vec![0.0; down.d_model()];
-            let norm = |index: usize| {
-                down.row_to_f32(index, &mut row);
-                row.iter().map(|value| value * value).sum::<f32>().sqrt()
-            };
-            let norms: Vec<f32> = (0..down.n_neurons()).map(norm).collect();
-            shard.scatter(&norms, &mut all);
+    fn row_norms(&self) -> Result<Vec<f32>> {
+        let mut all = vec![0.0; self.d_ff()];
+        for (weights, ids) in self.all_rows()? {
+            scatter(ids, &row_norms(&weights), &mut all);
         }
-        all
+        Ok(all)
     }
+
+    fn d_ff(&self) -> usize {
+        let hot = self.hot.as_ref().map_or(0, HotShard::n_neurons);
+        self.shards.iter().map(FfnShard::n_neurons).sum::<usize>() + hot
+    }
+
+    /// The rows of every side, those of the fast device read back, with their ids in the layer.
+    fn all_rows(&self) -> Result<Vec<(FfnWeights, Option<&NeuronIds>)>> {
+        let shards = self.shards.iter().map(|shard| (shard.weights().clone(), shard.ids()));
+        let mut all: Vec<_> = shards.collect();
+        if let Some(hot) = &self.hot {
+            all.push((hot.held().read_back()?, Some(hot.ids())));
+        }
+        Ok(all)
+    }
+}
+
+/// Norms of the rows of down.
+fn row_norms(weights: &FfnWeights) -> Vec<f32> {
+    if let Some(down) = &weights.down_by_output {
+        let mut row = vec![0.0; down.d_model()];
+        let mut squares = vec![0.0; down.d_model()];
+        for output in 0..down.n_neurons() {
+            down.row_to_f32(output, &mut row);
+            squares.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value * value);
+        }
+        return squares.iter().map(|sum: &f32| sum.sqrt()).collect();
+    }
+    let down = &weights.down;
+    let mut row = vec![0.0; down.d_model()];
+    let norm = |index: usize| {
+        down.row_to_f32(index, &mut row);
+        row.iter().map(|value| value * value).sum::<f32>().sqrt()
+    };
+    (0..down.n_neurons()).map(norm).collect()
 }
 
 fn record(step: &mut Step, layer: usize, counts: FfnCounts, neurons: usize) {

@@ -17,6 +17,10 @@ pub enum SyntheticShape {
     Llama7b,
     /// OPT: 24 layers, 2048 wide, 1.3 billion parameters, no gate.
     Opt1b,
+    /// OPT: 32 layers, 4096 wide, 6.7 billion parameters, no gate.
+    Opt6b,
+    /// OPT: 48 layers, 7168 wide, 30 billion parameters, no gate.
+    Opt30b,
     /// Falcon: 32 layers, 4544 wide, 6.9 billion parameters, no gate, one key-value head.
     Falcon7b,
 }
@@ -54,8 +58,15 @@ pub(super) struct Sizes {
 
 impl SyntheticShape {
     /// Every shape.
-    pub const ALL: [Self; 5] =
-        [Self::Tiny, Self::Llama1b, Self::Llama7b, Self::Opt1b, Self::Falcon7b];
+    pub const ALL: [Self; 7] = [
+        Self::Tiny,
+        Self::Llama1b,
+        Self::Llama7b,
+        Self::Opt1b,
+        Self::Opt6b,
+        Self::Opt30b,
+        Self::Falcon7b,
+    ];
 
     /// The name on command lines.
     #[must_use]
@@ -65,8 +76,14 @@ impl SyntheticShape {
             Self::Llama1b => "llama-1b",
             Self::Llama7b => "llama-7b",
             Self::Opt1b => "opt-1.3b",
+            Self::Opt6b => "opt-6.7b",
+            Self::Opt30b => "opt-30b",
             Self::Falcon7b => "falcon-7b",
         }
+    }
+
+    fn is_opt(self) -> bool {
+        matches!(self, Self::Opt1b | Self::Opt6b | Self::Opt30b)
     }
 
     pub(super) fn sizes(self) -> Sizes {
@@ -75,6 +92,8 @@ impl SyntheticShape {
             Self::Llama1b => [22, 2048, 5632, 32, 4, 32000, 4096],
             Self::Llama7b => [32, 4096, 11008, 32, 32, 32000, 4096],
             Self::Opt1b => [24, 2048, 8192, 32, 32, 50272, 2048],
+            Self::Opt6b => [32, 4096, 16384, 32, 32, 50272, 2048],
+            Self::Opt30b => [48, 7168, 28672, 56, 56, 50272, 2048],
             Self::Falcon7b => [32, 4544, 18176, 71, 1, 65024, 2048],
         };
         Sizes { n_layers, d_model, d_ff, n_heads, n_kv_heads, vocab_size, max_context }
@@ -84,7 +103,7 @@ impl SyntheticShape {
         let Sizes { n_layers, d_model, d_ff, n_heads, n_kv_heads, vocab_size, max_context } =
             self.sizes();
         let of_family = match self {
-            Self::Opt1b => format!(
+            Self::Opt1b | Self::Opt6b | Self::Opt30b => format!(
                 r#"  "architectures": ["OPTForCausalLM"],
   "model_type": "opt",
   "activation_function": "relu",
@@ -114,7 +133,7 @@ impl SyntheticShape {
   "rope_theta": 10000.0,"#
             ),
         };
-        let tied = matches!(self, Self::Opt1b | Self::Falcon7b);
+        let tied = self.is_opt() || matches!(self, Self::Falcon7b);
         format!(
             r#"{{
 {of_family}
@@ -134,13 +153,13 @@ impl SyntheticShape {
     /// Every tensor by its name, those of a layer for each layer.
     pub(super) fn tensors(self) -> Vec<(String, Role)> {
         let (layers, outer) = match self {
-            Self::Opt1b => ("model.decoder.layers", self.opt_outer()),
             Self::Falcon7b => ("transformer.h", self.falcon_outer()),
+            _ if self.is_opt() => ("model.decoder.layers", self.opt_outer()),
             _ => ("model.layers", self.llama_outer()),
         };
         let inner = match self {
-            Self::Opt1b => self.opt_layer(),
             Self::Falcon7b => self.falcon_layer(),
+            _ if self.is_opt() => self.opt_layer(),
             _ => self.llama_layer(),
         };
         let of_layer = |layer: usize| {

@@ -15,7 +15,7 @@ use super::simd_blocks;
 use super::simd_table::simd_table;
 use super::tiles::tiles;
 use super::{
-    F32Products, GROUP, Grouping, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
+    F32Products, GROUP, Int8Table, PANEL, PANEL_ROWS, PanelTile, Products, RowPrimitives,
     RowValues, Rows, Table, TokenScales,
 };
 

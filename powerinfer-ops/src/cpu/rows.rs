@@ -11,15 +11,18 @@
 //! 40 GB/s. Rows of f16 one after the other, two accumulators each, the row 8 KiB further on
 //! asked for meanwhile: 39 GB/s. Products of whole numbers, row by row: 38 (Q8_0) and 35 (Q4_0); in
 //! f32, four rows at once, Q4_0 reached 20. Weighted sums: 32 (Q8_0) and 18 (Q4_0, bound by
-//! unpacking). A tenth of the rows of f16, scattered: 24 GB/s for rows of 1, 2, 4 and 8 KiB alike,
-//! so it is neither pages nor addresses but the number of lines that one core can wait for; a
-//! stream is faster because the hardware runs ahead of it. Products of scattered rows of whole
+//! unpacking). A tenth of the rows of f16, scattered: 24 GB/s for rows of 1, 2, 4 and 8 KiB alike; of f32,
+//! four at once, 28 for rows of 8 KiB, 34 for 16, 38 for 32 (one by one 25). Loads alone, nothing
+//! computed, get 29 one by one and 35 four at once out of rows of 8 KiB: it is the lines that one core
+//! can wait for, and the more is computed between loads the fewer they are. A stream is faster
+//! because the hardware runs ahead of it. Products of scattered rows of whole
 //! numbers: four at once 19.5 (Q8_0) and 15.6 (Q4_0), one by one 17.5 and 12.7; in a stream it is
 //! the other way round, 28 and 27 for four at once.
 //!
 //! Tried and dropped:
-//! - four rows of f16 at once, one accumulator each: 30 GB/s, the hardware loses track of the
-//!   stream; without asking ahead 22;
+//! - four rows of f16 at once: 30 GB/s in a stream, of which the hardware loses track, without asking
+//!   ahead 22; scattered 20 to 24 where one by one gives 24;
+//! - products of whole numbers with a fixed number of lines asked for a turn, as those of f32: no gain;
 //! - asking into L2 (T1) or past the caches (NTA) instead of L1: the same or a little less;
 //! - asking for every second or fourth line, or for the first two of a row, and leaving the rest to
 //!   the hardware: half;
@@ -156,24 +159,26 @@ fn dot_rows_with<'a, X: ProductInput>(
     out: &mut [f32],
 ) {
     let Some(last) = out.len().checked_sub(1) else { return };
-    let distance = rows_ahead(bodies.grouping != Grouping::Never, row(0).len());
-    let ahead = |k: usize| row((k + distance).min(last));
+    let ahead = |k: usize, distance: usize| row((k + distance).min(last));
+    let alone = rows_ahead(1, row(0).len());
+    let grouped = rows_ahead(GROUP, row(0).len());
     let in_groups = bodies.grouping != Grouping::Never;
-    let n_grouped = if in_groups { out.len() / GROUP * GROUP } else { 0 };
-    let (grouped, rest) = out.split_at_mut(n_grouped);
-    for (group, out) in grouped.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+    let (groups, rest) = out.split_at_mut(if in_groups { out.len() / GROUP * GROUP } else { 0 });
+    let n_grouped = groups.len();
+    for (group, out) in groups.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
         let at = group * GROUP;
         let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
         if bodies.grouping == Grouping::Always || !is_stream(&rows) {
-            *out = (bodies.dot_group)(rows, std::array::from_fn(|r| ahead(at + r)), x);
+            let ahead = std::array::from_fn(|r| ahead(at + r, grouped));
+            *out = (bodies.dot_group)(rows, ahead, x);
         } else {
             for (r, out) in out.iter_mut().enumerate() {
-                *out = (bodies.dot)(rows[r], ahead(at + r), x);
+                *out = (bodies.dot)(rows[r], ahead(at + r, alone), x);
             }
         }
     }
     for (k, out) in (n_grouped..).zip(rest) {
-        *out = (bodies.dot)(row(k), ahead(k), x);
+        *out = (bodies.dot)(row(k), ahead(k, alone), x);
     }
 }
 
@@ -227,23 +232,31 @@ pub(crate) fn axpy_entries<'a>(
     sum: &mut [f32],
 ) {
     let Some(last) = scales.len().checked_sub(1) else { return };
-    let distance = rows_ahead(row_ops.grouped, row(0).len());
-    let ahead = |k: usize| row((k + distance).min(last));
-    let n_grouped = if row_ops.grouped { scales.len() / GROUP * GROUP } else { 0 };
-    let (grouped, rest) = scales.split_at(n_grouped);
-    for (group, scales) in grouped.as_chunks::<GROUP>().0.iter().enumerate() {
+    let ahead = |k: usize, distance: usize| row((k + distance).min(last));
+    let alone = rows_ahead(1, row(0).len());
+    let grouped = rows_ahead(GROUP, row(0).len());
+    let in_groups = row_ops.grouping != Grouping::Never;
+    let (groups, rest) = scales.split_at(if in_groups { scales.len() / GROUP * GROUP } else { 0 });
+    for (group, scales) in groups.as_chunks::<GROUP>().0.iter().enumerate() {
         let at = group * GROUP;
-        let rows = std::array::from_fn(|r| row(at + r));
-        (row_ops.axpy_group)(*scales, rows, std::array::from_fn(|r| ahead(at + r)), sum);
+        let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
+        if row_ops.grouping == Grouping::Always || !is_stream(&rows) {
+            let ahead = std::array::from_fn(|r| ahead(at + r, grouped));
+            (row_ops.axpy_group)(*scales, rows, ahead, sum);
+        } else {
+            for (r, &scale) in scales.iter().enumerate() {
+                (row_ops.axpy)(scale, rows[r], ahead(at + r, alone), sum);
+            }
+        }
     }
-    for (k, &scale) in (n_grouped..).zip(rest) {
-        (row_ops.axpy)(scale, row(k), ahead(k), sum);
+    for (k, &scale) in (groups.len()..).zip(rest) {
+        (row_ops.axpy)(scale, row(k), ahead(k, alone), sum);
     }
 }
 
-/// How many rows ahead to ask for.
-fn rows_ahead(grouped: bool, row_bytes: usize) -> usize {
-    (AHEAD_BYTES / row_bytes.max(1)).max(if grouped { GROUP } else { 1 })
+/// How many rows ahead to ask for, where `taken` are taken at once.
+fn rows_ahead(taken: usize, row_bytes: usize) -> usize {
+    (AHEAD_BYTES / row_bytes.max(1)).max(taken)
 }
 
 /// `y += sum`

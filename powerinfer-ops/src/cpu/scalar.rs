@@ -35,7 +35,7 @@ const fn primitives<F: BlockFormat>(products: Products) -> RowPrimitives {
                 F::axpy(scale, row, y);
             }
         },
-        grouped: false,
+        grouping: Grouping::Never,
         decode: decode::<F>,
     }
 }

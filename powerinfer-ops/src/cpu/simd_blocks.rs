@@ -29,7 +29,6 @@ unsafe fn halves_of_16<V: Vector>(at: *const u8, index: usize) -> V::Ints {
 
 impl<V: Vector> Steps<V> for Q41 {
     const BYTES: usize = 20;
-    const GROUPED: bool = true;
     /// Scale and offset.
     type Head = (V, V);
 
@@ -51,7 +50,6 @@ impl<V: Vector> Steps<V> for Q41 {
 
 impl<V: Vector> Steps<V> for Q50 {
     const BYTES: usize = 22;
-    const GROUPED: bool = true;
     /// The scale, and the fifth bits.
     type Head = (V, u32);
 
@@ -75,7 +73,6 @@ impl<V: Vector> Steps<V> for Q50 {
 impl<V: Vector> Steps<V> for Q4K {
     const BYTES: usize = 144;
     const STEPS: usize = 8;
-    const GROUPED: bool = true;
     /// Scale and offset of the part that the step is.
     type Head = (V, V);
 
@@ -113,7 +110,6 @@ const UPPER: [(i32, f32); 4] = [(0x03, 16.0), (0x0C, 4.0), (0x30, 1.0), (0xC0, 0
 impl<V: Vector> Steps<V> for Q6K {
     const BYTES: usize = 210;
     const STEPS: usize = 8;
-    const GROUPED: bool = true;
     /// The scales of the two parts that a step is.
     type Head = [V; 2];
 

@@ -40,7 +40,7 @@ macro_rules! simd_table {
                 products,
                 axpy: axpy::<F>,
                 axpy_group: axpy_group::<F>,
-                grouped: F::GROUPED,
+                grouping: F::GROUPING,
                 decode: decode::<F>,
             }
         }
@@ -49,7 +49,7 @@ macro_rules! simd_table {
             Products::F32(F32Products {
                 dot: dot::<F>,
                 dot_group: dot_group::<F>,
-                grouping: if F::GROUPED { Grouping::Always } else { Grouping::Never },
+                grouping: F::GROUPING,
                 unpack: decode::<F>,
                 block,
                 gather,
@@ -68,7 +68,7 @@ macro_rules! simd_table {
         ) -> [[f32; R]; T] {
             let rows = rows.map(bytemuck::cast_slice);
             // SAFETY: the caller has the instructions and the lengths.
-            unsafe { simd::dots::<$vector, simd::F32, R, T>(rows, None, xs) }
+            unsafe { simd::dots::<$vector, simd::F32, R, T>(rows, xs) }
         }
 
         /// Products of decoded rows with `T` tokens.
@@ -115,7 +115,7 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(row: &[u8], ahead: &[u8], x: &[f32]) -> f32 {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                let [[sum]] = unsafe { simd::dots::<$vector, F, 1, 1>([row], Some([ahead]), [x]) };
+                let [sum] = unsafe { simd::dots_ahead::<$vector, F, 1>([row], [ahead], x) };
                 sum
             }
             check::<F>(&[row], x.len());
@@ -128,8 +128,7 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> RowValues {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                let [sums] = unsafe { simd::dots::<$vector, F, GROUP, 1>(rows, Some(ahead), [x]) };
-                sums
+                unsafe { simd::dots_ahead::<$vector, F, GROUP>(rows, ahead, x) }
             }
             check::<F>(&rows, x.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds

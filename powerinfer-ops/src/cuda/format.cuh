@@ -14,7 +14,7 @@
 struct FloatInput {
   const float *values;
   int n;
-  bool aligned;  // to 16 bytes
+  bool aligned;  // to 16 bytes: tokens are where candle has them
 };
 struct NumberInput {
   const int8_t *numbers;  // filled up with zeros to whole blocks
@@ -188,9 +188,10 @@ template <int BITS> struct LowBits {
     p.scales[1] = scales.y;
     return p;
   }
-  static __device__ __forceinline__ float product(const Piece &w, const NumberInput &x, int piece) {
+  // What each block adds to a product: `values[b] * scales[b]`.
+  static __device__ __forceinline__ void terms(const Piece &w, const NumberInput &x, int piece,
+                                               float (&values)[2], float (&scales)[2]) {
     const float middle = ((1 << BITS) - 1) / 2.f;
-    float total = 0.f;
 #pragma unroll
     for (int b = 0; b < 2; b++) {
       const int block = 2 * piece + b;
@@ -210,9 +211,9 @@ template <int BITS> struct LowBits {
         sum = dot4(numbers, quads[q], sum);
       }
       const float2 scale = __ldg(x.scales + block);
-      total = fmaf((float)sum - middle * scale.y, w.scales[b] * scale.x, total);
+      values[b] = (float)sum - middle * scale.y;  // both whole halves, and exact
+      scales[b] = __fmul_rn(w.scales[b], scale.x);
     }
-    return total;
   }
 };
 
@@ -226,7 +227,7 @@ struct Inputs {
 static __device__ __forceinline__ void of_token(const Inputs &x, int token, FloatInput &out) {
   out.values = x.values + (size_t)token * x.d;
   out.n = x.d;
-  out.aligned = x.d % 4 == 0;
+  out.aligned = ((size_t)out.values & 15) == 0;
 }
 static __device__ __forceinline__ void of_token(const Inputs &x, int token, NumberInput &out) {
   out.numbers = x.numbers + (size_t)token * x.n_blocks * 32;
@@ -244,20 +245,21 @@ static __device__ __forceinline__ void row_products(const uint8_t *row, int n_pi
                                                     float (&sums)[TOKENS]) {
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) sums[t] = 0.f;
-  for (int first = threadIdx.x % WARP; first < n_pieces; first += WARP * AHEAD) {
+  int piece = threadIdx.x % WARP;
+  for (; WITHIN(piece + WARP * (AHEAD - 1), n_pieces) && piece < n_pieces; piece += WARP * AHEAD) {
     typename F::Piece w[AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      const int piece = first + WARP * i;
-      if (WITHIN(piece, n_pieces)) w[i] = F::load(row, piece, n_pieces);
-    }
+    for (int i = 0; i < AHEAD; i++) w[i] = F::load(row, piece + WARP * i, n_pieces);
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-      const int piece = first + WARP * i;
-      if (!WITHIN(piece, n_pieces)) break;
 #pragma unroll
-      for (int t = 0; t < TOKENS; t++) sums[t] += F::product(w[i], x[t], piece);
+      for (int t = 0; t < TOKENS; t++) sums[t] += F::product(w[i], x[t], piece + WARP * i);
     }
+  }
+  for (; piece < n_pieces; piece += WARP) {
+    const typename F::Piece w = F::load(row, piece, n_pieces);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) sums[t] += F::product(w, x[t], piece);
   }
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) sums[t] = warp_sum(sums[t]);

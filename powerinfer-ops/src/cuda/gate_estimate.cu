@@ -2,7 +2,46 @@
 //
 // The product with the copy, plus a margin in standard deviations of its error, has to exceed what
 // the neuron must exceed to fire. What is not a number is picked: its true gate will show it.
+//
+// A neuron is picked here exactly if the CPU picks it, so products are the CPU's to the bit: lanes
+// compute the terms of their blocks, and each lane adds all of them, block by block, with one fused
+// multiply-add each. `__fmul_rn` and `__fadd_rn` are products and sums that no compiler fuses.
 #include "format.cuh"
+
+template <int BITS>
+static __device__ __forceinline__ float estimate(const uint8_t *row, int n_pieces,
+                                                 const NumberInput &x) {
+  typedef LowBits<BITS> F;
+  const int lane = threadIdx.x % WARP;
+  float total = 0.f;
+  for (int first = 0; first < n_pieces; first += WARP * AHEAD) {
+    typename F::Piece w[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int piece = first + WARP * i + lane;
+      if (piece < n_pieces) w[i] = F::load(row, piece, n_pieces);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int piece = first + WARP * i + lane;
+      float values[2] = {0.f, 0.f}, scales[2] = {0.f, 0.f};
+      if (piece < n_pieces) F::terms(w[i], x, piece, values, scales);
+#ifdef MUTANT_WRONG_ORDER
+      for (int b = 0; b < 2; b++) total += warp_sum(values[b] * scales[b]);
+#else
+      const int n = min(WARP, n_pieces - first - WARP * i);
+      for (int l = 0; l < n; l++) {
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+          const float value = __shfl_sync(ALL_LANES, values[b], l);
+          total = fmaf(value, __shfl_sync(ALL_LANES, scales[b], l), total);
+        }
+      }
+#endif
+    }
+  }
+  return total;
+}
 
 template <int BITS>
 static __device__ __forceinline__ void gate_estimate(const uint8_t *w, size_t stride, int n_pieces,
@@ -10,14 +49,13 @@ static __device__ __forceinline__ void gate_estimate(const uint8_t *w, size_t st
                                                      float margin, const float *cuts,
                                                      const float *deviations, float *picks) {
   const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP, token = blockIdx.y;
-  NumberInput tokens[1];
-  of_token(x, token, tokens[0]);
-  const float reach = margin * norms[token];
+  NumberInput input;
+  of_token(x, token, input);
+  const float reach = __fmul_rn(margin, norms[token]);
   for (int row = blockIdx.x * warps + threadIdx.x / WARP; row < n_rows; row += gridDim.x * warps) {
-    float sums[1];
-    row_products<LowBits<BITS>, 1>(w + row * stride, n_pieces, tokens, sums);
+    const float product = estimate<BITS>(w + row * stride, n_pieces, input);
     if (lane == 0) {
-      const bool stays = sums[0] + reach * deviations[row] <= cuts[row];
+      const bool stays = __fadd_rn(product, __fmul_rn(reach, deviations[row])) <= cuts[row];
       picks[(size_t)token * n_rows + row] = stays ? 0.f : 1.f;
     }
   }

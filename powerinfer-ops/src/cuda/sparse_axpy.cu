@@ -1,4 +1,4 @@
-// y[t] = sum over k of h[t, k] * w[ids[k]]
+// y[t] = sum over k of h[t, k] * w[ids[k]], or of h[t, ids[k]] * w[ids[k]]
 //
 // A thread owns the columns of one piece of 16 bytes and walks rows, so that a warp reads 512
 // neighbouring bytes of each. To have enough threads, neurons are cut into parts of a fixed number of
@@ -11,7 +11,7 @@ template <class F, int TOKENS>
 static __device__ __forceinline__ void sparse_axpy(const uint8_t *w, size_t stride, int n_pieces,
                                                    const List &list, const uint32_t *starts,
                                                    int part_len, const float *h, int h_stride,
-                                                   int n_tokens, int d, float *parts) {
+                                                   bool by_row, int n_tokens, int d, float *parts) {
   const int piece = blockIdx.x * blockDim.x + threadIdx.x;
   const int part = blockIdx.y, first = blockIdx.z * TOKENS;
   if (!WITHIN(piece, n_pieces)) return;
@@ -27,22 +27,22 @@ static __device__ __forceinline__ void sparse_axpy(const uint8_t *w, size_t stri
   for (int t = 0; t < TOKENS; t++)
 #pragma unroll
     for (int i = 0; i < F::VALUES; i++) sums[t][i] = 0.f;
-  while (k < end) {
+  const auto add = [&](const typename F::Piece &row, int at) {
+    const int place = by_row ? (int)list.row(at) : at;
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+      const int token = min(first + t, n_tokens - 1);
+      F::axpy(row, __ldg(h + (size_t)token * h_stride + place), sums[t]);
+    }
+  };
+  for (; k + AHEAD <= end; k += AHEAD) {
     typename F::Piece rows[AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-      if (k + i < end) rows[i] = F::load(w + list.row(k + i) * stride, piece, n_pieces);
+    for (int i = 0; i < AHEAD; i++) rows[i] = F::load(w + list.row(k + i) * stride, piece, n_pieces);
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      if (k + i >= end) break;
-#pragma unroll
-      for (int t = 0; t < TOKENS; t++) {
-        const int token = min(first + t, n_tokens - 1);
-        F::axpy(rows[i], __ldg(h + (size_t)token * h_stride + k + i), sums[t]);
-      }
-    }
-    k += AHEAD;
+    for (int i = 0; i < AHEAD; i++) add(rows[i], k + i);
   }
+  for (; k < end; k++) add(F::load(w + list.row(k) * stride, piece, n_pieces), k);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) {
     if (first + t >= n_tokens) break;
@@ -58,9 +58,9 @@ static __device__ __forceinline__ void sparse_axpy(const uint8_t *w, size_t stri
 #define DEFINE_TOKENS(name, F, TOKENS)                                                             \
   KERNEL(sparse_axpy_##name##_##TOKENS, const uint8_t *w, size_t stride, int n_pieces,             \
          const uint32_t *ids, int n, const uint32_t *starts, int part_len, const float *h,         \
-         int h_stride, int n_tokens, int d, float *parts) {                                        \
+         int h_stride, int by_row, int n_tokens, int d, float *parts) {                            \
     sparse_axpy<F, TOKENS>(w, stride, n_pieces, List{ids, nullptr, n}, starts, part_len, h,        \
-                           h_stride, n_tokens, d, parts);                                          \
+                           h_stride, by_row, n_tokens, d, parts);                                  \
   }
 #define DEFINE(name, F) DEFINE_TOKENS(name, F, 1) DEFINE_TOKENS(name, F, 4)
 FOR_FORMATS(DEFINE)

@@ -1,4 +1,4 @@
-// out[t, k] = act(w[ids[k]] . x[t] + bias[ids[k]]) * factor[t, k]
+// out[t, k] = act(w[ids[k]] . x[t] + bias[ids[k]]) * factor[t, k], or in place ids[k] of a token
 //
 // A warp takes a row. Neighbouring lanes read neighbouring 16 bytes, and several such reads are
 // under way before the first is used, because what bounds this is memory and not arithmetic. The list
@@ -23,7 +23,8 @@ struct Finish {
 template <class F, int TOKENS>
 static __device__ __forceinline__ void sparse_matvec(const uint8_t *w, size_t stride, int n_pieces,
                                                      const List &list, const Inputs &x, int n_tokens,
-                                                     const Finish &finish, float *out, int out_stride) {
+                                                     const Finish &finish, float *out, int out_stride,
+                                                     bool by_row) {
   const int lane = threadIdx.x % WARP;
   const int warps = blockDim.x / WARP, first = blockIdx.y * TOKENS;
   const int n = list.length();
@@ -37,7 +38,7 @@ static __device__ __forceinline__ void sparse_matvec(const uint8_t *w, size_t st
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
       if (lane == 0 && first + t < n_tokens) {
-        const size_t at = (size_t)(first + t) * out_stride + k;
+        const size_t at = (size_t)(first + t) * out_stride + (by_row ? row : k);
         out[at] = finish(sums[t], row, at);
       }
     }
@@ -49,10 +50,10 @@ static __device__ __forceinline__ void sparse_matvec(const uint8_t *w, size_t st
          const uint32_t *ids, const uint32_t *count, int n, const float *values,                   \
          const int8_t *numbers, const float2 *scales, int d, int n_blocks, int n_tokens,           \
          const float *bias, const float *factor, int act, float threshold, float *out,             \
-         int out_stride) {                                                                         \
+         int out_stride, int by_row) {                                                             \
     sparse_matvec<F, TOKENS>(w, stride, n_pieces, List{ids, count, n},                             \
                              Inputs{values, numbers, scales, d, n_blocks}, n_tokens,               \
-                             Finish{bias, factor, act, threshold}, out, out_stride);               \
+                             Finish{bias, factor, act, threshold}, out, out_stride, by_row);       \
   }
 #define DEFINE(name, F) DEFINE_TOKENS(name, F, 1) DEFINE_TOKENS(name, F, 4)
 FOR_FORMATS(DEFINE)

@@ -20,8 +20,6 @@ const COMPACT_THREADS: u32 = 1024;
 const QUANTIZE_THREADS: u32 = 256;
 /// Tokens that share a row that was read, where there are several.
 const TOKEN_TILE: usize = 4;
-/// Parts that the neurons are cut into where their rows are added up.
-const PARTS: usize = 64;
 
 /// Rows of weights on the device.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +52,7 @@ pub struct Numbers {
     pub numbers: Address,
     /// `[n_tokens, n_blocks]`: scale and sum of a block, both f32.
     pub scales: Address,
-    /// `[n_tokens]` f32: Euclidean norms.
+    /// `[n_tokens]` f32: Euclidean norms, for [`gate_estimate`].
     pub norms: Address,
 }
 
@@ -76,6 +74,17 @@ pub enum Rows {
         /// How many there are, a u32.
         count: Address,
     },
+}
+
+/// Values of neurons, `[n_tokens, stride]` f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Values {
+    /// Where they begin.
+    pub address: Address,
+    /// Places of a token.
+    pub stride: usize,
+    /// Whether a row of a list has the place of its id rather than its place in the list.
+    pub by_row: bool,
 }
 
 /// What becomes of a product.
@@ -121,7 +130,7 @@ impl Then {
     }
 }
 
-/// `out[t, k]`: the products of rows and tokens, finished. `out` has `stride` places a token.
+/// `out[t, k]`: the products of rows and tokens, finished.
 ///
 /// # Errors
 /// The queue's.
@@ -131,7 +140,7 @@ pub fn matvec<Q: Queue>(
     rows: Rows,
     x: &DeviceInput,
     finish: Finish,
-    (out, stride): (Address, usize),
+    out: Values,
 ) -> Result<(), Q::Error> {
     if weights.n_rows == 0 {
         return Ok(());
@@ -162,8 +171,9 @@ pub fn matvec<Q: Queue>(
             finish.factor.into(),
             Arg::Int(act),
             threshold.into(),
-            out.into(),
-            stride.into(),
+            out.address.into(),
+            out.stride.into(),
+            Arg::Int(i32::from(out.by_row)),
         ],
     })
 }
@@ -178,10 +188,13 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Parts that neurons are cut into at most.
+    pub const MOST: usize = 64;
+
     /// The parts of some neurons: a cut that depends on nothing else.
     #[must_use]
     pub fn of(n_neurons: usize) -> Self {
-        let len = n_neurons.div_ceil(PARTS).max(1);
+        let len = n_neurons.div_ceil(Self::MOST).max(1);
         Self { len, n: n_neurons.div_ceil(len) }
     }
 
@@ -199,10 +212,8 @@ pub struct Addends {
     pub rows: Rows,
     /// Where each part begins in the list: what [`compact`] wrote. Null for all rows.
     pub starts: Address,
-    /// `[n_tokens, stride]` f32: what the rows are multiplied with.
-    pub scales: Address,
-    /// Places of a token in `scales`.
-    pub stride: usize,
+    /// What the rows are multiplied with.
+    pub scales: Values,
     /// Tokens; at least one.
     pub n_tokens: usize,
 }
@@ -241,8 +252,9 @@ pub fn axpy<Q: Queue>(
                 weights.n_rows.into(),
                 addends.starts.into(),
                 parts.len.into(),
-                addends.scales.into(),
-                addends.stride.into(),
+                addends.scales.address.into(),
+                addends.scales.stride.into(),
+                Arg::Int(i32::from(addends.scales.by_row)),
                 addends.n_tokens.into(),
                 layout.n_columns.into(),
                 sums.into(),
@@ -324,12 +336,12 @@ pub fn compact<Q: Queue>(queue: &Q, entries: &Entries, list: &List) -> Result<()
     })
 }
 
-/// Rounds tokens to eight bits and takes their norms.
+/// Rounds tokens to eight bits; `norms` receives their norms up to rounding, if it is not null.
 ///
 /// # Errors
 /// The queue's.
-pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput) -> Result<(), Q::Error> {
-    let Numbers { numbers, scales, norms } = x.numbers;
+pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput, norms: Address) -> Result<(), Q::Error> {
+    let Numbers { numbers, scales, .. } = x.numbers;
     queue.launch(&Launch {
         file: "quantize",
         kernel: "quantize",
@@ -361,7 +373,8 @@ pub struct DeviceEstimate {
     pub deviations: Address,
 }
 
-/// `picks[t, i]`: 1 where the copy lets neuron `i` fire, else 0. The tokens have been [`quantize`]d.
+/// `picks[t, i]`: 1 where the copy lets neuron `i` fire, else 0: exactly the neurons that the CPU
+/// picks, if the norms are the CPU's. The tokens have been [`quantize`]d.
 ///
 /// # Errors
 /// The queue's.

@@ -85,7 +85,7 @@ fn run(
     for first in (0..n_tokens).step_by(TOKENS_AT_ONCE) {
         let tokens = first..n_tokens.min(first + TOKENS_AT_ONCE);
         let values = tokens.start * d_model..tokens.end * d_model;
-        let neurons = match (&asked, &rows.predictor) {
+        let neurons = match (&asked, rows.predictor.get()) {
             (Asked::All, _) => Neurons::All,
             // the same bits, and a stream of rows is read faster than scattered ones
             (Asked::Firing, _) if rows.is_dense => Neurons::All,

@@ -1,8 +1,9 @@
 //! The rows that the stand-in holds, and the work on them.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
 
 use super::exchange::Exchange;
 use super::executor::{Answer, Job, TOKENS_AT_ONCE};
@@ -22,10 +23,10 @@ const DENSE_FROM: f64 = 0.75;
 #[derive(Debug)]
 pub(super) struct HeldRows {
     pub(super) weights: FfnWeights,
-    pub(super) predictor: Option<HeldPredictor>,
+    pub(super) predictor: OnceLock<HeldPredictor>,
     /// Whether so many fire that all are computed.
     pub(super) is_dense: bool,
-    bytes: u64,
+    bytes: AtomicU64,
     shared: Arc<Shared>,
 }
 
@@ -88,30 +89,42 @@ impl HeldRows {
         if weights.down_by_output.is_some() {
             return Err(OpError::DownByOutput { op: "FastDevice::hold" });
         }
-        let predictor = hot.predictor.map(HeldPredictor::of);
         let (n, d_model) = (ids.len(), weights.d_model());
         let mut bytes = 0;
-        if let Some(predictor) = &predictor {
-            let [n_rows, n_columns] = predictor.shape();
-            let columns = if predictor.rank() == 0 { d_model } else { n_columns };
-            if [n_rows, n_columns] != [n, columns] {
-                let (expected, found) = (vec![n, columns], vec![n_rows, n_columns]);
-                let what = "the predictor's rows";
-                return Err(OpError::Shape { op: "FastDevice::hold", what, expected, found });
-            }
-            bytes += predictor.bytes()?;
-        }
         for matrix in [Some(&weights.gate), weights.up.as_ref(), Some(&weights.down)] {
             bytes += matrix.map_or(Ok(0), |matrix| resident(matrix, n))?;
         }
         let biases = [&weights.gate_bias, &weights.up_bias].into_iter().flatten().count();
         let bytes = (bytes + biases * n * size_of::<f32>()) as u64;
-        let rank = predictor.as_ref().map_or(0, HeldPredictor::rank);
-        let scratch = Workspace::ffn_bytes_at_most([n, d_model, rank], TOKENS_AT_ONCE);
+        let scratch = Workspace::ffn_bytes_at_most([n, d_model, 0], TOKENS_AT_ONCE);
         shared.reserve(bytes, scratch)?;
         let weights = weights.copy(ids).inspect_err(|_| shared.give_back(bytes))?;
         let is_dense = hot.density.is_some_and(|density| density >= DENSE_FROM);
-        Ok(Self { weights, predictor, is_dense, bytes, shared: Arc::clone(shared) })
+        let (predictor, shared) = (OnceLock::new(), Arc::clone(shared));
+        Ok(Self { weights, predictor, is_dense, bytes: bytes.into(), shared })
+    }
+
+    /// Takes the part of the budget of a predictor's rows, then holds them.
+    fn add_predictor(&self, predictor: RowPredictor<'_>) -> Result<(), OpError> {
+        let predictor = HeldPredictor::of(predictor);
+        let (n, d_model) = (self.weights.n_neurons(), self.weights.d_model());
+        let [n_rows, n_columns] = predictor.shape();
+        let columns = if predictor.rank() == 0 { d_model } else { n_columns };
+        if [n_rows, n_columns] != [n, columns] {
+            let (expected, found) = (vec![n, columns], vec![n_rows, n_columns]);
+            let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
+            return Err(OpError::Shape { op, what, expected, found });
+        }
+        let shape = [n, d_model, predictor.rank()];
+        let scratch = Workspace::ffn_bytes_at_most(shape, TOKENS_AT_ONCE);
+        let bytes = predictor.bytes()? as u64;
+        self.shared.reserve(bytes, scratch)?;
+        match self.predictor.set(predictor) {
+            Ok(()) => _ = self.bytes.fetch_add(bytes, Ordering::Relaxed),
+            // there is one already
+            Err(_) => self.shared.give_back(bytes),
+        }
+        Ok(())
     }
 
     /// Fails unless work can be done on `x`.
@@ -123,7 +136,7 @@ impl HeldRows {
         if !matches!(neurons, HeldNeurons::All) && !activation.is_sparse() {
             return Err(OpError::NotSparse { activation: activation.name() });
         }
-        match (neurons, &self.predictor) {
+        match (neurons, self.predictor.get()) {
             (HeldNeurons::All | HeldNeurons::Firing, _) => Ok(()),
             (HeldNeurons::FiringOf(picks), _) => {
                 check_shape("lists of ids", &[n_tokens], &[picks.len()])?;
@@ -143,7 +156,7 @@ impl HeldRows {
 
 impl Drop for HeldRows {
     fn drop(&mut self) {
-        self.shared.give_back(self.bytes);
+        self.shared.give_back(*self.bytes.get_mut());
     }
 }
 
@@ -183,11 +196,15 @@ impl HeldFfn for StandInFfn {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.rows.bytes
+        self.rows.bytes.load(Ordering::Relaxed)
+    }
+
+    fn hold_predictor(&self, predictor: RowPredictor<'_>) -> Result<bool, OpError> {
+        self.rows.add_predictor(predictor).map(|()| true)
     }
 
     fn has_predictor(&self) -> bool {
-        self.rows.predictor.is_some()
+        self.rows.predictor.get().is_some()
     }
 
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {

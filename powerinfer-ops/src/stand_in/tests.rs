@@ -77,8 +77,13 @@ fn every_kind_of_work_gives_what_the_cpu_gives() {
                 (Some(scored), HeldNeurons::Predicted(&hidden), Neurons::Scored(scores)),
             ] {
                 for density in [None, Some(0.9)] {
-                    let hot = HotRows { weights: &weights, ids: &ids, predictor, density };
+                    let hot = HotRows { weights: &weights, ids: &ids, density };
                     let held = device.hold(hot).unwrap();
+                    let without = held.size_bytes();
+                    if let Some(predictor) = predictor {
+                        assert!(held.hold_predictor(predictor).unwrap());
+                        assert!(held.has_predictor() && held.size_bytes() > without);
+                    }
                     let mut y = vec![0.0; x.len()];
                     let run = held.start(asked, &x).unwrap().wait(&mut y).unwrap();
                     let (expected, fired) = on_the_cpu(&here, same, &x);
@@ -95,7 +100,7 @@ fn every_kind_of_work_gives_what_the_cpu_gives() {
 fn work_is_added_in_any_order_of_waiting_and_may_be_given_up() {
     let (weights, ids) = (weights(WeightFormat::F32), hot(0.5));
     let device = device(1);
-    let hot = HotRows { weights: &weights, ids: &ids, predictor: None, density: None };
+    let hot = HotRows { weights: &weights, ids: &ids, density: None };
     let held = device.hold(hot).unwrap();
     let here = weights.pick(&ids).unwrap();
     let xs: Vec<Vec<f32>> = (0..6).map(|seed| Seeded::new(20 + seed).normal(2 * D)).collect();
@@ -114,7 +119,7 @@ fn work_is_added_in_any_order_of_waiting_and_may_be_given_up() {
 #[test]
 fn the_budget_holds_and_memory_comes_back() {
     let (weights, ids) = (weights(WeightFormat::F16), hot(0.5));
-    let hot = HotRows { weights: &weights, ids: &ids, predictor: None, density: None };
+    let hot = HotRows { weights: &weights, ids: &ids, density: None };
     let needed = {
         let device = device(1);
         let held = device.hold(hot).unwrap();
@@ -154,7 +159,7 @@ fn a_panic_and_a_death_are_errors_for_all_who_wait_and_all_who_come_later() {
     for fault in [Fault::Panic, Fault::Death] {
         let (weights, ids) = (weights(WeightFormat::F32), hot(0.2));
         let device = device(2);
-        let hot = HotRows { weights: &weights, ids: &ids, predictor: None, density: None };
+        let hot = HotRows { weights: &weights, ids: &ids, density: None };
         let rows = Arc::new(HeldRows::copy(&device.shared, hot).unwrap());
         let good = StandInFfn::new(Arc::clone(&rows));
         let bad = StandInFfn { rows, fault: Some(fault) };
@@ -196,23 +201,20 @@ fn a_panic_and_a_death_are_errors_for_all_who_wait_and_all_who_come_later() {
 fn what_does_not_fit_is_refused() {
     let device = device(1);
     let (weights, ids) = (weights(WeightFormat::F32), hot(0.2));
-    let hold = |weights: &FfnWeights, ids: &NeuronIds, predictor| {
-        device.hold(HotRows { weights, ids, predictor, density: None })
+    let hold = |weights: &FfnWeights, ids: &NeuronIds| {
+        device.hold(HotRows { weights, ids, density: None })
     };
     let beyond = NeuronIds::from_sorted(vec![N as u32]).unwrap();
-    assert!(matches!(hold(&weights, &beyond, None), Err(OpError::IdOutOfRange { .. })));
-    let fc2 = matrix(WeightFormat::F32, ids.len() + 1, 8, 1);
-    let predictor = Some(RowPredictor::Scored(&fc2, 0.0));
-    assert!(matches!(hold(&weights, &ids, predictor), Err(OpError::Shape { .. })));
+    assert!(matches!(hold(&weights, &beyond), Err(OpError::IdOutOfRange { .. })));
     let m = || matrix(WeightFormat::F32, N, D, 1);
     let by_output = matrix(WeightFormat::F32, D, N, 1);
     let by_output =
         FfnWeights::with_down_by_output(m(), None, by_output, Activation::Relu).unwrap();
-    assert!(matches!(hold(&by_output, &ids, None), Err(OpError::DownByOutput { .. })));
+    assert!(matches!(hold(&by_output, &ids), Err(OpError::DownByOutput { .. })));
     let scratch = device.shared.ledger().scratch_bytes;
     assert_eq!(device.memory().held_bytes, scratch, "nothing is held of what was refused");
 
-    let held = hold(&weights, &ids, None).unwrap();
+    let held = hold(&weights, &ids).unwrap();
     let x = vec![0.0; 2 * D];
     let start = |neurons: HeldNeurons<'_>, x: &[f32]| held.start(neurons, x).map(drop);
     assert!(matches!(start(HeldNeurons::All, &x[1..]), Err(OpError::Shape { what: "x", .. })));
@@ -224,8 +226,14 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(beyond, Err(OpError::IdOutOfRange { .. })));
     let predicted = start(HeldNeurons::Predicted(&[]), &x);
     assert!(matches!(predicted, Err(OpError::NoHeldPredictor { .. })));
+    let fc2 = |n| matrix(WeightFormat::F32, n, 8, 1);
+    let too_many = held.hold_predictor(RowPredictor::Scored(&fc2(ids.len() + 1), 0.0));
+    assert!(matches!(too_many, Err(OpError::Shape { what: "the predictor's rows", .. })));
+    assert!(held.hold_predictor(RowPredictor::Scored(&fc2(ids.len()), 0.0)).unwrap());
+    let too_few = start(HeldNeurons::Predicted(&[0.0; 8]), &x);
+    assert!(matches!(too_few, Err(OpError::Shape { what: "hidden values", .. })));
     let silu = FfnWeights::new(m(), None, m(), Activation::Silu).unwrap();
-    let silu = hold(&silu, &ids, None).unwrap();
+    let silu = hold(&silu, &ids).unwrap();
     assert!(matches!(
         silu.start(HeldNeurons::Firing, &x).map(drop),
         Err(OpError::NotSparse { .. })
@@ -248,7 +256,7 @@ fn a_modelled_speed_is_kept() {
 
     let (weights, ids) = (weights(WeightFormat::F32), hot(0.1));
     let device = StandIn::new(StandInOptions::new(1 << 30).with_speed(speed)).unwrap();
-    let hot = HotRows { weights: &weights, ids: &ids, predictor: None, density: None };
+    let hot = HotRows { weights: &weights, ids: &ids, density: None };
     let held = device.hold(hot).unwrap();
     let mut y = vec![0.0; D];
     let run = held.start(HeldNeurons::All, &vec![1.0; D]).unwrap().wait(&mut y).unwrap();

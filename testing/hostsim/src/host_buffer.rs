@@ -58,6 +58,27 @@ impl HostBuffer {
         Address(self.bytes[self.start..].as_ptr().expose_provenance() as u64)
     }
 
+    /// Writes `bytes` at a place within.
+    ///
+    /// # Panics
+    /// If they do not lie within.
+    pub fn write(&self, address: Address, bytes: &[u8]) {
+        let start = self.place(address, bytes.len());
+        for (cell, byte) in self.bytes[start..].iter().zip(bytes) {
+            // SAFETY: the cell exists, and no kernel is running: a launch returns when it has ended.
+            unsafe { *cell.get() = *byte };
+        }
+    }
+
+    /// `len` bytes at a place within.
+    ///
+    /// # Panics
+    /// If they do not lie within.
+    #[must_use]
+    pub fn read(&self, address: Address, len: usize) -> Vec<u8> {
+        self.cells(self.place(address, len), len)
+    }
+
     /// What it holds.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
@@ -82,6 +103,12 @@ impl HostBuffer {
         let end = self.start + self.len;
         let guards = [self.cells(0, self.start), self.cells(end, self.bytes.len() - end)];
         guards.iter().flatten().any(|&byte| byte != GUARD)
+    }
+
+    fn place(&self, address: Address, len: usize) -> usize {
+        let at = usize::try_from(address.0 - self.address().0).unwrap_or(usize::MAX);
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "within the buffer");
+        self.start + at
     }
 
     fn cells(&self, start: usize, len: usize) -> Vec<u8> {

@@ -57,7 +57,11 @@ mutants! {
     CompactGuard = hostsim_compact_missing_guard, "Entries beyond the last count.";
     QuantizeBarrier = hostsim_quantize_missing_barrier, "A sum is read before it is written.";
     QuantizeReduction = hostsim_quantize_short_reduction, "Half of a block decides its scale.";
-    EstimateReduction = hostsim_gate_estimate_short_reduction, "Half of a row is estimated.";
+    EstimateOrder = hostsim_gate_estimate_wrong_order, "Adds blocks in another order than the CPU.";
+    NormBarrier = hostsim_norm_missing_barrier, "A sum is read before it is written.";
+    RotaryGuard = hostsim_rotary_missing_guard, "Turns what lies behind the last head.";
+    AttentionBarrier = hostsim_attention_missing_barrier, "Scores are read before they are written.";
+    AttentionReduction = hostsim_attention_short_reduction, "Half of a head is multiplied.";
 }
 
 /// Why a kernel did not end as it should.

@@ -250,6 +250,8 @@ template <class T> T __ldg(const T *p) {
   return v;
 }
 template <class T> T __ldcg(const T *p) { return __ldg(p); }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float __uint_as_float(uint32_t u) { return cuh::unbits<float>(u); }
 static inline uint32_t __float_as_uint(float f) { return (uint32_t)cuh::bits(f); }

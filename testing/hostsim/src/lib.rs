@@ -13,6 +13,12 @@
 
 pub(crate) use powerinfer_ops::{Activation, GateEstimate, LowBitFormat, WeightFormat};
 
+#[path = "../../../powerinfer-ops/src/cuda/dense_steps.rs"]
+pub mod dense_steps;
+#[path = "../../../powerinfer-ops/src/cuda/ffn_steps.rs"]
+pub mod ffn_steps;
+#[path = "../../../powerinfer-ops/src/cuda/picks.rs"]
+pub mod picks;
 #[path = "../../../powerinfer-ops/src/cuda/queue.rs"]
 pub mod queue;
 #[path = "../../../powerinfer-ops/src/cuda/row_layout.rs"]

@@ -2,9 +2,12 @@
 #![cfg(not(no_shim))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod attention;
 mod device;
 mod estimate;
+mod ffn;
 mod list;
 mod mutant;
+mod norm;
 mod product;
 mod sum;

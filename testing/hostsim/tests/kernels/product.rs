@@ -3,7 +3,9 @@
 use candle_core::{Device, Tensor};
 use hostsim::queue::Address;
 use hostsim::row_layout::RowLayout;
-use hostsim::steps::{Finish, Rows, Then, matvec, quantize};
+use hostsim::steps::{
+    Addends, DeviceInput, Finish, Parts, Rows, Then, Values, axpy, matvec, quantize,
+};
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{Activation, NeuronMatrix, WeightFormat, linear};
 use testing::tolerance::dot_bound;
@@ -24,7 +26,7 @@ impl Case {
         let n = self.weights.host.n_neurons();
         let input = self.x.input();
         if self.weights.rows().layout.takes_numbers() {
-            quantize(queue, &input).map_err(|error| error.to_string())?;
+            quantize(queue, &input, Address::NULL).map_err(|error| error.to_string())?;
         }
         let device_ids = self.ids.as_deref().map(Ids::of);
         let rows = device_ids.as_ref().map_or(Rows::All, |list| {
@@ -32,8 +34,15 @@ impl Case {
             Rows::Listed { ids, count }
         });
         let out = HostBuffer::new(input.n_tokens * n * 4);
-        matvec(queue, &self.weights.rows(), rows, &input, finish, (out.address(), n))
-            .map_err(|error| error.to_string())?;
+        matvec(
+            queue,
+            &self.weights.rows(),
+            rows,
+            &input,
+            finish,
+            Values { address: out.address(), stride: n, by_row: false },
+        )
+        .map_err(|error| error.to_string())?;
         if out.is_overrun() || self.x.buffers.iter().any(HostBuffer::is_overrun) {
             return Err("written beyond a buffer".to_owned());
         }
@@ -105,6 +114,20 @@ fn a_product_has_the_same_bits_alone_and_among_others() {
 }
 
 #[test]
+fn tokens_may_begin_at_any_float() {
+    let (n, d) = (5, 64);
+    let weights = Weights::random(WeightFormat::F16, n, d, 1);
+    let values = Seeded::new(2).normal(1 + d);
+    let (there, out) = (HostBuffer::of_f32(&values), HostBuffer::new(n * 4));
+    let x = Tokens::of(values[1..].to_vec(), 1, d);
+    let shifted = DeviceInput { values: there.address().offset(4), ..x.input() };
+    let to = Values { address: out.address(), stride: n, by_row: false };
+    matvec(&HostQueue::new(0), &weights.rows(), Rows::All, &shifted, Finish::NOTHING, to).unwrap();
+    let case = Case { weights, x, ids: None };
+    assert_same_bits(&out.to_f32(), &case.run(&HostQueue::new(0), Finish::NOTHING).unwrap(), "x");
+}
+
+#[test]
 fn more_rows_than_there_are_warps_are_all_computed() {
     let (n, d) = (9000, 1);
     let case = Case {
@@ -165,7 +188,7 @@ fn a_score_is_reached_by_itself_more_and_no_number() {
 
 /// Numbers, scales, sums and norms of some tokens.
 pub(crate) fn quantized(queue: &HostQueue, x: &Tokens) -> Result<[Vec<f32>; 3], String> {
-    quantize(queue, &x.input()).map_err(|error| error.to_string())?;
+    quantize(queue, &x.input(), x.input().numbers.norms).map_err(|error| error.to_string())?;
     assert_within(&x.buffers.each_ref());
     let numbers = x.buffers[1].bytes().into_iter().map(|byte| f32::from(byte as i8)).collect();
     Ok([numbers, x.buffers[2].to_f32(), x.buffers[3].to_f32()])
@@ -210,4 +233,39 @@ fn what_is_not_finite_shows_in_the_scale_and_next_to_nothing_is_zero() {
     assert!(scales[2].is_nan());
     assert_eq!(scales[4], 0.0);
     assert!(numbers[64..].iter().all(|&number| number == 0.0));
+}
+
+#[test]
+fn products_and_scales_may_lie_in_the_places_of_their_rows() {
+    let (n, d, ids) = (40, 33, vec![1u32, 7, 39]);
+    let weights = Weights::random(WeightFormat::BF16, n, d, 1);
+    let (x, list, queue) = (Tokens::random(1, d, 2), Ids::of(&ids), HostQueue::new(0));
+    let (address, count) = list.addresses();
+    let rows = Rows::Listed { ids: address, count };
+    let all = HostBuffer::new(n * 4);
+    let by_row = Values { address: all.address(), stride: n, by_row: true };
+    matvec(&queue, &weights.rows(), rows, &x.input(), Finish::NOTHING, by_row).unwrap();
+    let found = all.to_f32();
+    let case = Case { weights, x, ids: Some(ids.clone()) };
+    let expected = case.run(&queue, Finish::NOTHING).unwrap();
+    for (place, &id) in ids.iter().enumerate() {
+        assert_eq!(found[id as usize].to_bits(), expected[place].to_bits());
+    }
+    assert_eq!(found.iter().filter(|value| !value.is_nan()).count(), ids.len());
+
+    let parts = Parts::of(n);
+    let starts: Vec<u32> = (0..=parts.n)
+        .map(|part| ids.partition_point(|&id| (id as usize) < part * parts.len) as u32)
+        .collect();
+    let starts = HostBuffer::of_u32(&starts);
+    let sum = |scales: Values| {
+        let addends = Addends { rows, starts: starts.address(), scales, n_tokens: 1 };
+        let memory = [parts.sums_bytes(1, d), d * 4].map(HostBuffer::new);
+        let to = [Address::NULL, memory[1].address()];
+        axpy(&queue, &case.weights.rows(), &addends, memory[0].address(), to).unwrap();
+        memory[1].to_f32()
+    };
+    let listed = HostBuffer::of_f32(&expected);
+    let by_place = Values { address: listed.address(), stride: ids.len(), by_row: false };
+    assert_same_bits(&sum(by_row), &sum(by_place), "sums");
 }

@@ -2,7 +2,7 @@
 
 use hostsim::queue::Address;
 use hostsim::row_layout::RowLayout;
-use hostsim::steps::{Addends, Parts, Rows, axpy};
+use hostsim::steps::{Addends, Parts, Rows, Values, axpy};
 use hostsim::{HostBuffer, HostQueue};
 use testing::tolerance::weighted_sum_bounds;
 use testing::{Seeded, assert_close, assert_same_bits};
@@ -22,19 +22,18 @@ pub(crate) fn sums(
     let all = HostBuffer::of_f32(scales);
     let list: Option<Listed> =
         if listed { Some(compacted(queue, (scales, n_tokens, n), None)?) } else { None };
+    let values = |address| Values { address, stride: n, by_row: false };
     let addends = match &list {
         Some(list) => Addends {
             rows: list.list().rows(),
             starts: list.starts.address(),
-            scales: list.values.address(),
-            stride: n,
+            scales: values(list.values.address()),
             n_tokens,
         },
         None => Addends {
             rows: Rows::All,
             starts: Address::NULL,
-            scales: all.address(),
-            stride: n,
+            scales: values(all.address()),
             n_tokens,
         },
     };
