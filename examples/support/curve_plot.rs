@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::svg::{line, text};
+use super::svg::{begin, line, text, upright};
 
 const WIDTH: f64 = 820.0;
 const HEIGHT: f64 = 520.0;
@@ -19,12 +19,8 @@ pub(crate) struct Curve {
 
 /// The plot as the text of an SVG file.
 pub(crate) fn curve_plot(title: &str, curves: &[Curve]) -> String {
-    let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="14" fill="#222">
-<rect width="100%" height="100%" fill="white"/>
-"##
-    );
-    text(&mut svg, (FRAME[0], 36.0), "start", 18, &escaped(title));
+    let mut svg = begin(WIDTH, HEIGHT);
+    text(&mut svg, (FRAME[0], 36.0), "start", 18, title);
     let all = || curves.iter().flat_map(|curve| &curve.points);
     let x = Axis::over(all().map(|point| point.0));
     let y = Axis::over(all().map(|point| point.1));
@@ -48,7 +44,7 @@ pub(crate) fn curve_plot(title: &str, curves: &[Curve]) -> String {
             r#"<line x1="{left}" y1="{top}" x2="{}" y2="{top}" stroke="{colour}" stroke-width="4"/>"#,
             left + 24.0
         );
-        text(&mut svg, (left + 32.0, top + 5.0), "start", 13, &escaped(&curve.name));
+        text(&mut svg, (left + 32.0, top + 5.0), "start", 13, &curve.name);
     }
     svg.push_str("</svg>\n");
     svg
@@ -101,14 +97,5 @@ fn axes(svg: &mut String, x: &Axis, y: &Axis) {
     let (middle, bottom) = place(0.5, 0.0);
     text(svg, (middle, bottom + 46.0), "middle", 14, "decoded tokens a second");
     let (left, middle) = place(0.0, 0.5);
-    let _ = writeln!(
-        svg,
-        r#"<text x="{0}" y="{middle}" text-anchor="middle" transform="rotate(-90 {0} {middle})">perplexity</text>"#,
-        left - 66.0
-    );
-}
-
-/// A name may be that of a file.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    upright(svg, (left - 66.0, middle), "perplexity");
 }

@@ -153,11 +153,11 @@ impl PredictorOptions {
 pub(crate) struct Predictors<'a> {
     options: &'a PredictorOptions,
     folder: Option<PredictorFolder>,
+    /// Layers get theirs when all are loaded.
+    later: bool,
     file: Option<PredictorFile>,
     /// Layers whose gate is another than the file's.
     other_gates: Mutex<Vec<usize>>,
-    /// Layers get theirs when all are loaded.
-    later: bool,
 }
 
 impl<'a> Predictors<'a> {
@@ -182,7 +182,7 @@ impl<'a> Predictors<'a> {
             _ => {}
         }
         let later = whole && options.source == PredictorSource::Quantized(None);
-        Ok(Self { options, folder, file, other_gates: Mutex::default(), later })
+        Ok(Self { options, folder, later, file, other_gates: Mutex::default() })
     }
 
     /// Fails if the predictors are in a file that names another model.

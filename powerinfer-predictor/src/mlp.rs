@@ -173,8 +173,7 @@ impl ActivationPredictor for MlpPredictor {
     }
 
     fn restrict(&self, ids: &NeuronIds) -> Result<Option<Arc<dyn ActivationPredictor>>> {
-        let fc2 = self.fc2.pick_rows(ids)?;
-        Ok(Some(Arc::new(Self { fc2, ..self.clone() })))
+        Ok(Some(Arc::new(Self { fc2: self.fc2.pick_rows(ids)?, ..self.clone() })))
     }
 
     fn rows(&self) -> Option<RowPredictor<'_>> {
