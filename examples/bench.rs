@@ -97,6 +97,23 @@ struct NoBudget;
 #[error("--compare predicted:trained needs the folder of a predictor in --predictor")]
 struct NoPredictorFolder;
 
+/// A synthetic model that would push this machine out of memory.
+#[derive(Debug, thiserror::Error)]
+#[error("--synthetic {name} takes {needed} bytes, and {available} are available")]
+struct TooLarge {
+    name: String,
+    needed: u64,
+    available: u64,
+}
+
+/// Memory that the system could give, where it says so.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1 << 10)
+}
+
 const SYNTHETIC: [&str; 7] =
     ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
 const MODES: [&str; 6] =
@@ -149,10 +166,13 @@ impl Flags {
         let (Some(name), Some(density)) = (&self.synthetic, self.density()) else {
             return Ok(None);
         };
-        let Ok(shape) = name.parse::<SyntheticShape>() else {
-            return not_yet(&format!("--synthetic {name}"), "");
-        };
-        Ok(Some(Synthetic::new(shape, density, 1)?))
+        let synthetic = Synthetic::new(name.parse::<SyntheticShape>()?, density, 1)?;
+        let options = LoadOptions::default().with_dtype(self.common.dtype().weight_format());
+        let needed = synthetic.sizes(&options)?.total_bytes();
+        match available_bytes().filter(|&available| needed > available) {
+            Some(available) => Err(TooLarge { name: name.clone(), needed, available }.into()),
+            None => Ok(Some(synthetic)),
+        }
     }
 
     fn modes(&self) -> Outcome<Vec<Option<Sparsity>>> {

@@ -79,6 +79,7 @@ fn chat(flags: Flags) -> Outcome<()> {
         return print_json(&json!({
             "messages": messages,
             "turns": turns,
+            "fast_device": engine.info().fast_device,
             "sparsity": engine.info().sparsity.name(),
             "dtype": engine.info().dtypes.join(","),
             "seed": flags.sampling.seed,

@@ -57,7 +57,11 @@ fn write(flags: Flags) -> Outcome<()> {
             let predictor = PredictorTensors::from_folder(dir, config.n_layers)?;
             options = options.with_predictor(predictor);
         }
-        Some(_) => return not_yet("writing another predictor than a folder's", ""),
+        Some(PredictorSource::File(path)) => {
+            let predictor = PredictorTensors::from_file(path, config.n_layers)?;
+            options = options.with_predictor(predictor);
+        }
+        Some(_) => return not_yet("writing another predictor than a file's or a folder's", ""),
     }
     if model.is_dir() {
         match tokenizer_keys(&model, config.vocab_size) {

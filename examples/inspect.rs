@@ -1,5 +1,5 @@
-//! Says what is in a model folder, in a GGUF file or in the index of GPU neurons that PowerInfer
-//! leaves beside one, without loading weights.
+//! Says what is in a model folder, in a GGUF file, in a profile, in a plan or in the index of GPU
+//! neurons that PowerInfer leaves beside a model, without loading weights.
 //!
 //! ```sh
 //! cargo run --release --example inspect
@@ -20,19 +20,20 @@ use std::process::ExitCode;
 use clap::Parser;
 use powerinfer::Tokenizer;
 use powerinfer::core::{
-    ActivationProfile, FileDtype, GgufFile, GpuIndex, ModelConfig, TensorInfo, TensorSource,
+    ActivationProfile, FileDtype, GgufFile, GpuIndex, ModelConfig, Plan, TensorInfo, TensorSource,
 };
 use powerinfer::models::{GgufPredictor, open};
+use powerinfer::predictor::PredictorFile;
 use serde_json::json;
 
 use flags::CommonFlags;
 use report::{Outcome, note, print, print_json, printable};
 
-/// Says what is in a model folder, a GGUF file or an index of GPU neurons.
+/// Says what is in a model folder, a GGUF file, a profile, a plan or an index of GPU neurons.
 #[derive(Debug, Parser)]
 #[command(name = "inspect")]
 struct Flags {
-    /// A model folder, a .gguf or a .gpuidx file [default: the demo model in assets/]
+    /// A model folder, a .gguf or .gpuidx file, a profile or a plan [default: the demo model in assets/]
     #[arg(value_name = "FILE", conflicts_with = "model")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -65,10 +66,48 @@ fn inspect(flags: Flags) -> Outcome<()> {
         return inspect_gpu_index(&path, flags.common.json);
     }
     if path.is_file() && path.extension().is_some_and(|end| end == "safetensors") {
-        return inspect_profile(&path, flags.common.json);
+        return match PredictorFile::open(&path) {
+            Ok(predictor) => describe_predictor(&predictor, flags.common.json),
+            Err(_) => inspect_profile(&path, flags.common.json),
+        };
+    }
+    if path.is_file() && path.extension().is_some_and(|end| end == "json") {
+        return inspect_plan(&path, flags.common.json);
     }
     let contents = Contents::read(path, &flags.common)?;
     if flags.common.json { print_json(&contents.as_json()) } else { print(&contents.as_text()) }
+}
+
+/// Says what a predictor is like.
+fn describe_predictor(file: &PredictorFile, as_json: bool) -> Outcome<()> {
+    let (model, [d_model, d_ff], form) = (file.model(), file.shape(), file.form());
+    if as_json {
+        return print_json(&json!({
+            "architecture": model.architecture,
+            "activation": model.activation,
+            "method": file.method(),
+            "n_layers": file.n_layers(),
+            "d_model": d_model,
+            "d_ff": d_ff,
+            "parameters": file.n_parameters(),
+            "input": form.input.to_string(),
+            "hidden": form.hidden.to_string(),
+            "predictor": file.ranks(),
+            "threshold": file.thresholds(),
+        }));
+    }
+    print(&format!(
+        "{} predictor of {} layers of {d_ff} neurons, width {d_model}, for {}: {} parameters, ranks \
+         {:?}, thresholds {:?}, {} on the {} stream\n",
+        printable(file.method()),
+        file.n_layers(),
+        printable(&model.architecture),
+        file.n_parameters(),
+        file.ranks(),
+        file.thresholds(),
+        form.hidden,
+        form.input,
+    ))
 }
 
 /// Says what a profile was counted on.
@@ -91,6 +130,42 @@ fn inspect_profile(path: &Path, as_json: bool) -> Outcome<()> {
         "profile of {n_layers} layers of {d_ff} neurons over {tokens} tokens: {:.1} % of the neurons \
          make 80 % of the activations\n",
         100.0 * share
+    ))
+}
+
+/// Says what a plan is for, and what of it is hot.
+fn inspect_plan(path: &Path, as_json: bool) -> Outcome<()> {
+    let plan = Plan::load(path)?;
+    let (model, hot) = (&plan.model, plan.hot_neurons_per_layer());
+    if as_json {
+        return print_json(&json!({
+            "architecture": model.architecture,
+            "activation": model.activation,
+            "n_layers": model.n_layers,
+            "d_model": model.d_model,
+            "d_ff": model.d_ff,
+            "ffn_tensors": model.ffn_tensors,
+            "hardware": plan.hardware,
+            "budget_bytes": plan.budget_bytes,
+            "hot_neurons_per_layer": hot,
+            "bytes_fast": plan.bytes_fast,
+            "bytes_host": plan.bytes_host,
+            "hit_rate": plan.hit_rate,
+            "predicted_tokens_per_second": plan.predicted_tokens_per_second,
+        }));
+    }
+    print(&format!(
+        "plan of {} layers of {} neurons ({}, {}) for {}: {} of {} bytes on the fast device, {:.1} % of \
+         the activations hot, {:.2} tokens per second predicted\nhot neurons: {hot:?}\n",
+        model.n_layers,
+        model.d_ff,
+        printable(&model.architecture),
+        printable(&model.activation),
+        printable(&plan.hardware),
+        plan.bytes_fast,
+        plan.budget_bytes,
+        100.0 * plan.hit_rate,
+        plan.predicted_tokens_per_second,
     ))
 }
 

@@ -83,6 +83,7 @@ fn logits(flags: Flags) -> Outcome<()> {
             "vocab_size": rows.vocab_size,
             "top1": top1,
             "ffn_active": rows.stats.fired_per_layer,
+            "fast_device": engine.info().fast_device,
         }));
     }
     for (id, top) in ids.iter().zip(top1) {

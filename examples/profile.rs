@@ -21,6 +21,8 @@ mod hot_plot;
 mod progress;
 #[path = "support/report.rs"]
 mod report;
+#[path = "support/svg.rs"]
+mod svg;
 
 use std::fmt::Write;
 use std::ops::ControlFlow;

@@ -130,7 +130,7 @@
 //! # Choose threads and memory
 //!
 //! [`EngineBuilder::threads`] sets the worker threads of this engine; nothing computes outside of
-//! them, and a text does not depend on how many there are. [`EngineBuilder::dtype`] sets what the
+//! them but a fast device that it was given, and a text does not depend on how many there are. [`EngineBuilder::dtype`] sets what the
 //! weights are held as ([`Dtype`]); they are in memory once, and loading takes at most one tensor
 //! beside them.
 //!
@@ -169,6 +169,16 @@
 //! }
 //! # Ok::<(), powerinfer::Error>(())
 //! ```
+//!
+//! # Split the work with a fast device
+//!
+//! [`EngineBuilder::fast_device`] puts the neurons that fire most on a device and lets it compute them
+//! while the CPU computes the others, layer by layer. [`open_cuda`] gives a GPU, in a build that has
+//! them; a [`StandIn`] is one made of threads of its own, which come on top of the engine's, to build
+//! and test on. The device keeps to its budget, and what it cannot hold is refused while the model
+//! is loaded; a device that fails later makes the request an error. The logits are those of the
+//! CPU alone but for rounding. [`StepStats::split`] says what each side took and how long the CPU
+//! waited, so whether the split is a good one.
 //!
 //! # Handle errors
 //!

@@ -74,6 +74,35 @@ fn generate_gives_the_reference_text_with_every_field() {
 }
 
 #[test]
+fn a_fast_device_writes_the_same_text_and_says_what_it_did() {
+    let line = |more: &[&'static str]| {
+        let common = ["generate", "It was a truth", "--max-tokens", "12", "--threads", "2"];
+        [&common[..], more].concat()
+    };
+    let alone = json(&line(&[]));
+    assert_eq!(alone["fast_device"], Value::Null);
+    assert_eq!(alone["split"], Value::Null);
+    for more in [
+        &["--device", "hybrid"][..],
+        &["--device", "hybrid", "--vram-budget", "4MiB", "--sparsity", "dense"],
+    ] {
+        let split = json(&line(more));
+        assert_eq!(split["ids"], alone["ids"], "{more:?}");
+        assert!(split["fast_device"].is_string());
+        assert!(split["fast_bytes"].as_u64().unwrap() > 1 << 20);
+        let shares = &split["split"];
+        assert_fields(shares, "fast_bytes_per_token cold_seconds fast_seconds wait_seconds");
+        assert!(shares["hit_rate"].as_f64().unwrap() > 0.5, "{shares}");
+    }
+    // no room for anything is no error: all neurons are cold
+    let cold = json(&line(&["--device", "hybrid", "--vram-budget", "1KiB"]));
+    assert_eq!((&cold["ids"], &cold["fast_bytes"]), (&alone["ids"], &0.into()));
+    let refused = run(&line(&["--device", "hybrid", "--plan", "no-such-plan.json"]));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8(refused.stderr).unwrap().starts_with("error: no-such-plan.json"));
+}
+
+#[test]
 fn generate_streams_the_text_to_stdout_and_nothing_else() {
     let output = run(&["generate", "It was a truth", "--max-tokens", "8", "--stop", "e, th"]);
     assert_eq!(output.status.code(), Some(0));
@@ -212,6 +241,30 @@ fn a_profile_goes_on_where_it_stopped_and_plots() {
     let plot = std::fs::read_to_string(plot).unwrap();
     assert_eq!(plot.matches("<polyline").count(), 6);
     assert!(plot.starts_with("<svg") && plot.trim_end().ends_with("</svg>"));
+}
+
+#[test]
+fn a_plan_keeps_its_budget_and_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (file, plot) = (at("plan.json"), at("plan.svg"));
+    let line = ["plan", "--vram-budget", "3MiB", "--out", &file, "--report", &plot];
+    let found = json(&line);
+    let fields = "hot_neurons_per_layer bytes_fast bytes_host hit_rate predicted_tokens_per_second";
+    assert_fields(&found, fields);
+    assert!(found["bytes_fast"].as_u64().unwrap() <= 3 << 20, "{found}");
+    // a third of the neurons makes more than half of the activations
+    assert!(found["hit_rate"].as_f64().unwrap() > 0.5, "{found}");
+    let shown = json(&["inspect", &file]);
+    assert_fields(&shown, fields);
+    assert_eq!(shown["hot_neurons_per_layer"], found["hot_neurons_per_layer"]);
+    let plot = std::fs::read_to_string(plot).unwrap();
+    assert_eq!(plot.matches("<polyline").count(), 4);
+    let synthetic = "plan --synthetic llama-7b --hardware rtx-4090 --offload everything \
+                     --sparsity predicted --vram-budget 8GiB";
+    let synthetic = json(&synthetic.split_whitespace().collect::<Vec<_>>());
+    let faster = |field: &str| synthetic[field].as_f64().unwrap();
+    assert!(faster("predicted_tokens_per_second") > faster("layer_split_tokens_per_second"));
 }
 
 #[test]
@@ -359,7 +412,7 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["generate", "--top-k", "0"], "top_k"),
         (vec!["generate", "--predictor", "no-such-folder"], "model_0.pt"),
         (vec!["generate", "--predictor-shift=nan", "--predictor", "quantized"], "finite shift"),
-        (vec!["generate", "--device", "cuda"], "--device cuda"),
+        (vec!["generate", "--device", "cuda"], "cuda:0"),
         (vec!["logits", "--ids", "1,2", "--out", dir], dir),
         (vec!["logits", "--ids", "1,99999"], "99999"),
         (vec!["perplexity", "--text", file], file),
@@ -370,7 +423,9 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["convert", "--out", "no/such/folder/m.gguf"], "m.gguf"),
         (vec!["bench", "--batch", "2"], "--batch 2"),
         (vec!["bench", "-p", "600"], "632"),
-        (vec!["bench", "--synthetic", "opt-6.7b"], "--synthetic opt-6.7b"),
+        (vec!["plan", "--hardware", "abacus"], "rtx-4090"),
+        (vec!["plan", "--profile", file], file),
+        (vec!["plan", "--hardware", "rtx-4090", "--vram-budget", "25GiB"], "the fast device"),
         (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
         (vec!["profile", "--text", "no-such-file"], "no-such-file"),
         (vec!["profile", "--activation-folder", dir], "activation_N.pt"),
@@ -413,6 +468,7 @@ fn help_is_printed_for_every_example() {
         "convert",
         "bench",
         "profile",
+        "plan",
         "own_architecture",
     ] {
         let output = run(&[name, "--help"]);

@@ -78,6 +78,8 @@ fn predictors_are_made_with_so_many_bits_or_lie_in_a_folder() {
     assert_eq!(source("--predictor quantized"), quantized(None));
     assert_eq!(source("--predictor quantized:2"), quantized(Some(LowBitFormat::Bits2)));
     assert_eq!(source("--predictor a/b"), Some(PredictorSource::Folder("a/b".into())));
+    let file = PredictorSource::File("a/b.safetensors".into());
+    assert_eq!(source("--predictor a/b.safetensors"), Some(file));
     let shifted = parse("--predictor quantized --predictor-shift=-0.25").unwrap().predictor();
     assert_eq!(shifted.unwrap().shift, -0.25);
 }

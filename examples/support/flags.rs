@@ -56,7 +56,7 @@ pub(crate) struct CommonFlags {
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) sparsity: SparsityFlag,
     /// `quantized` to build a predictor from the gates, `quantized:2`, `:3` or `:4` to choose its bits,
-    /// or a predictor's folder
+    /// or a predictor's .safetensors file or folder
     #[arg(long, value_name = "PATH|quantized", value_parser = parse_predictor)]
     pub(crate) predictor: Option<PredictorSource>,
     /// Above 0 the predictor lists more neurons and misses fewer, below 0 the other way round
@@ -291,6 +291,7 @@ fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
             let bits = rest[1..].parse().map_err(|_| "expected 2, 3 or 4 bits".to_owned())?;
             Ok(PredictorSource::Quantized(Some(bits)))
         }
+        _ if text.ends_with(".safetensors") => Ok(PredictorSource::File(text.into())),
         _ => Ok(PredictorSource::Folder(text.into())),
     }
 }

@@ -1,11 +1,10 @@
 //! A plot of a profile: which share of the activations the hottest neurons make, a line a layer.
-//!
-//! It is written as SVG by hand: two axes, a legend and lines are less than a plotting library asks
-//! for.
 
 use std::fmt::Write;
 
 use powerinfer::core::ActivationProfile;
+
+use super::svg::{begin, line, text, upright};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 520.0;
@@ -19,11 +18,7 @@ const LEGEND: usize = 16;
 /// The plot as the text of an SVG file.
 pub(crate) fn hot_plot(profile: &ActivationProfile) -> String {
     let model = profile.model();
-    let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="14" fill="#222">
-<rect width="100%" height="100%" fill="white"/>
-"##
-    );
+    let mut svg = begin(WIDTH, HEIGHT);
     let title = format!(
         "{:.0} % of the neurons make 80 % of the activations",
         100.0 * profile.hot_share_of_model(0.8)
@@ -73,11 +68,7 @@ fn axes(svg: &mut String) {
     let (x, bottom) = place(0.5, 0.0);
     text(svg, (x, bottom + 46.0), "middle", 14, "neurons, those that fire most often first");
     let (left, y) = place(0.0, 0.5);
-    let _ = writeln!(
-        svg,
-        r#"<text x="{0}" y="{y}" text-anchor="middle" transform="rotate(-90 {0} {y})">activations that they make</text>"#,
-        left - 56.0
-    );
+    upright(svg, (left - 56.0, y), "activations that they make");
     // what neurons that all fire alike would give
     let ((x1, y1), (x2, y2)) = (place(0.0, 0.0), place(1.0, 1.0));
     let _ = writeln!(
@@ -112,18 +103,4 @@ fn legend(svg: &mut String, profile: &ActivationProfile) {
 fn colour(layer: usize, n_layers: usize) -> String {
     let share = layer as f64 / (n_layers.max(2) - 1) as f64;
     format!("hsl({:.0} 75% 42%)", 225.0 * (1.0 - share))
-}
-
-fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
-    let _ = writeln!(
-        svg,
-        r##"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="#ddd"/>"##
-    );
-}
-
-fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, size: u32, text: &str) {
-    let _ = writeln!(
-        svg,
-        r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" font-size="{size}">{text}</text>"#
-    );
 }

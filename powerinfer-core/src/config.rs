@@ -20,7 +20,7 @@ use crate::kv_cache::KvShape;
 use crate::regular_file::RegularFile;
 use field::Fields;
 pub use gguf::GgufContext;
-pub use predictor::read_predictor_threshold;
+pub use predictor::read_predictor_thresholds;
 pub use rotary::{RopeScaling, RotaryConfig};
 
 /// Longest configuration that is read: real ones have some kilobytes.

@@ -54,6 +54,18 @@ pub enum Error {
         /// Layers of the model.
         n_layers: usize,
     },
+    /// A field of a predictor's file is missing, broken, or that of another model.
+    #[error("{path}: {field}: expected {expected}, found {found}")]
+    PredictorField {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: &'static str,
+        /// What it should say.
+        expected: String,
+        /// What it says.
+        found: String,
+    },
     /// A profile is that of another model.
     #[error("profile: expected {what} {expected}, found {found}")]
     ProfileMismatch {

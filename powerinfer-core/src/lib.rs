@@ -128,7 +128,7 @@ mod weights;
 pub use cancel::CancelToken;
 pub use config::{
     BlockOrder, GgufContext, ModelConfig, PositionConfig, RopeScaling, RotaryConfig,
-    read_predictor_threshold,
+    read_predictor_thresholds,
 };
 pub use digest::Digest;
 pub use error::{Error, Result};
@@ -148,5 +148,5 @@ pub use stats::{PredictionCounts, SplitStats, StepStats};
 pub use weights::{
     FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,
     Holding, Layout, MappedTensor, TensorInfo, TensorSource, WeightStore, write_gguf,
-    write_safetensors,
+    write_pytorch, write_safetensors, write_safetensors_with,
 };

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
-use powerinfer_ops::{NeuronIds, Workspace};
+use powerinfer_ops::{FfnWeights, NeuronIds, Workspace};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
@@ -202,6 +202,8 @@ pub struct FfnSeen<'a> {
     pub activations: &'a [f32],
     /// Euclidean norms of the rows of down, `[d_ff]`.
     pub down_norms: &'a [f32],
+    /// The layer's weights, where all its neurons lie together.
+    pub weights: Option<&'a FfnWeights>,
 }
 
 impl<'a> FfnSeen<'a> {
@@ -213,7 +215,14 @@ impl<'a> FfnSeen<'a> {
         activations: &'a [f32],
         down_norms: &'a [f32],
     ) -> Self {
-        Self { layer, residual, normed, activations, down_norms }
+        Self { layer, residual, normed, activations, down_norms, weights: None }
+    }
+
+    /// Shows the weights, too.
+    #[must_use]
+    pub fn with_weights(mut self, weights: Option<&'a FfnWeights>) -> Self {
+        self.weights = weights;
+        self
     }
 }
 

@@ -6,6 +6,7 @@ mod gguf;
 mod header;
 mod mapped;
 mod pytorch;
+mod pytorch_writer;
 mod small;
 mod writer;
 
@@ -19,8 +20,9 @@ pub use gguf::{
     GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex, write_gguf,
 };
 pub use mapped::{Holding, MappedTensor};
+pub use pytorch_writer::write_pytorch;
 pub(crate) use small::SmallTensors;
-pub use writer::write_safetensors;
+pub use writer::{write_safetensors, write_safetensors_with};
 
 use crate::allocation::try_zeroed;
 use crate::error::{Error, Result};
@@ -182,6 +184,15 @@ impl WeightStore {
     /// no archive of whole, uncompressed, contiguous tensors.
     pub fn open_with_pytorch(dir: &Path, max_bytes: u64) -> Result<Self> {
         Ok(Self::from_source(Box::new(WeightFiles::open_dir(dir, Some(max_bytes))?)))
+    }
+
+    /// Opens one safetensors file of any name; gives the entries of its header, too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_safetensors_file(path: &Path) -> Result<(Self, BTreeMap<String, String>)> {
+        let (files, entries) = WeightFiles::open_safetensors_file(path)?;
+        Ok((Self::from_source(Box::new(files)), entries))
     }
 
     /// Opens one PyTorch file, such as a layer of the original's predictors; whom to trust is said

@@ -11,6 +11,7 @@ use powerinfer_core::{
     Error as CoreError, GgufFile, GgufHeader, GgufValue, TensorSource, write_gguf,
 };
 use powerinfer_ops::WeightFormat;
+use powerinfer_predictor::{MlpForm, PredictorFile};
 
 use crate::error::Result;
 use crate::load::{LoadOptions, is_gguf, open};
@@ -77,6 +78,31 @@ pub struct PredictorTensors {
 }
 
 impl PredictorTensors {
+    /// Those of a file of [`train_predictor`](crate::train_predictor), if they are of the original's
+    /// form, the only one that PowerInfer's files can say.
+    ///
+    /// # Errors
+    /// [`Error::Core`](crate::Error::Core) as [`PredictorFile::open`], for another number of layers, and
+    /// with [`PredictorField`](CoreError::PredictorField) for another form.
+    pub fn from_file(path: &Path, n_layers: usize) -> Result<Self> {
+        let file = PredictorFile::open(path)?;
+        let refuse = |field, expected: String, found: String| {
+            Err(CoreError::PredictorField { path: path.to_owned(), field, expected, found }.into())
+        };
+        if file.n_layers() != n_layers {
+            let (expected, found) = (n_layers.to_string(), file.n_layers().to_string());
+            return refuse("number of thresholds", expected, found);
+        }
+        let has_biases = file.source().tensors().iter().any(|info| info.name.ends_with(".bias"));
+        if file.form() != MlpForm::ORIGINAL || has_biases {
+            let form = file.form();
+            let expected = "two layers without biases on the residual stream, with a ReLU between";
+            let found = format!("{} on the {} stream", form.hidden, form.input);
+            return refuse("form", expected.to_owned(), found);
+        }
+        Ok(Self { thresholds: file.thresholds().to_vec(), source: file.source() })
+    }
+
     /// Those of an original's folder of `model_0.pt`, `model_1.pt`, …; see
     /// [`PredictorSource::Folder`](crate::PredictorSource::Folder).
     ///
@@ -85,7 +111,7 @@ impl PredictorTensors {
     /// a layer that the model has not.
     pub fn from_folder(dir: &Path, n_layers: usize) -> Result<Self> {
         let folder = FolderTensors::open(dir, n_layers)?;
-        Ok(Self { thresholds: vec![folder.threshold(); n_layers], source: Arc::new(folder) })
+        Ok(Self { thresholds: folder.thresholds().to_vec(), source: Arc::new(folder) })
     }
 }
 

@@ -12,7 +12,7 @@ pub enum Error {
     Core(#[from] powerinfer_core::Error),
     /// A predictor does not fit its layer.
     #[error(transparent)]
-    Predictor(#[from] powerinfer_predictor::Error),
+    Predictor(powerinfer_predictor::Error),
     /// Sparse inference was asked for, but every neuron of the model fires.
     #[error(
         "sparsity `{sparsity}` needs an activation that is zero for most neurons (relu), \
@@ -50,6 +50,14 @@ pub enum Error {
         /// The floor that was given.
         floor: Option<f64>,
     },
+    /// A predictor cannot be made as it was asked for.
+    #[error("making a predictor: expected {expected}, found {found}")]
+    Training {
+        /// What it takes.
+        expected: String,
+        /// What there is.
+        found: String,
+    },
     /// A model has something that a format has no way to say.
     #[error("{what} cannot be said in a {format} file")]
     NotConvertible {
@@ -72,6 +80,16 @@ pub enum Error {
         /// The names that are known.
         supported: String,
     },
+}
+
+impl From<powerinfer_predictor::Error> for Error {
+    fn from(error: powerinfer_predictor::Error) -> Self {
+        match error {
+            // what is wrong with a file is the same wherever it was read
+            powerinfer_predictor::Error::Core(error) => Self::Core(*error),
+            other => Self::Predictor(other),
+        }
+    }
 }
 
 impl From<powerinfer_ops::OpError> for Error {

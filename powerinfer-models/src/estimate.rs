@@ -150,6 +150,7 @@ pub(crate) fn predictor_bytes(
         Some(PredictorSource::Random { rank, .. }) => {
             (n_layers * (d_ff + d_model)).saturating_mul(*rank as u64).saturating_mul(float)
         }
+        Some(PredictorSource::File(path)) => path.metadata().map_or(0, |file| 2 * file.len()),
         // of f16 at least, held as f32 at most
         Some(PredictorSource::Folder(folder)) => (0..config.n_layers)
             .filter_map(|layer| folder.join(format!("model_{layer}.pt")).metadata().ok())

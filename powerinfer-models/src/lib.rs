@@ -26,6 +26,12 @@
 //! - [`Sparsity::Auto`](powerinfer_core::Sparsity): exact where the activation is sparse, else dense;
 //!   predicted only if a predictor is given.
 //!
+//! # Hot and cold
+//!
+//! With [`LoadOptions::fast_device`] the hot neurons of every layer lie on that device and run there
+//! while the CPU runs the cold ones. Which are hot is what a placement or a plan says, or what
+//! a profile and the device's budget come to.
+//!
 //! # Examples
 //!
 //! A small model with random weights, run without any file:
@@ -46,7 +52,8 @@
 //!
 //! # Limits
 //!
-//! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything runs on the CPU.
+//! Weights come from safetensors, from GGUF files, or on request from PyTorch files. Everything
+//! but hot neurons runs on the CPU.
 #![forbid(unsafe_code)]
 
 mod calibrate;
@@ -66,6 +73,7 @@ mod predictor;
 mod registry;
 mod sizes;
 pub mod synthetic;
+mod train;
 
 pub use calibrate::calibrate;
 pub use convert::{ConvertOptions, Converted, PredictorTensors, convert};
@@ -77,3 +85,4 @@ pub use loader::Loader;
 pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;
 pub use sizes::model_sizes;
+pub use train::{TrainMethod, TrainOptions, TrainStage, TrainedPredictor, train_predictor};

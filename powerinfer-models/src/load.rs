@@ -259,7 +259,9 @@ pub(crate) fn build(
     let whole = placement.is_none() && options.fast_device.is_none();
     if let Some(predictor) = &predictor {
         predictor.check()?;
-        loader = loader.with_predictors(Predictors::open(predictor, config.n_layers, whole)?);
+        let predictors = Predictors::open(predictor, config.n_layers, whole)?;
+        predictors.check_model(config)?;
+        loader = loader.with_predictors(predictors);
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();

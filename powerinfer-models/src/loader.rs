@@ -349,7 +349,9 @@ impl<'a> Loader<'a> {
 
     /// What was loaded.
     pub(crate) fn finish(self) -> Loaded {
-        self.loaded
+        let mut loaded = self.loaded;
+        loaded.notes.extend(self.predictors.map(Predictors::notes).unwrap_or_default());
+        loaded
     }
 
     fn take(

@@ -5,14 +5,16 @@ mod folder;
 mod random;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, Layout, ModelInfo, PredictionCounts, Sparsity, Step,
+    CausalLm, Error as CoreError, Layout, ModelConfig, ModelInfo, PredictionCounts, Sparsity, Step,
     WantedLogits, WeightStore,
 };
 use powerinfer_ops::{FfnWeights, LowBitFormat, NeuronMatrix, WeightFormat};
-use powerinfer_predictor::{ActivationPredictor, MlpPredictor, QuantizedGate};
+use powerinfer_predictor::{
+    ActivationPredictor, MlpPredictor, PredictorFile, QuantizedGate, gate_digest,
+};
 
 use crate::error::{Error, Result};
 use crate::layers::Decoder;
@@ -62,9 +64,11 @@ pub enum PredictorSource {
     /// that cost least of those that list enough on a trial run. A layer where that would be read no
     /// faster than its gate runs exactly.
     Quantized(Option<LowBitFormat>),
+    /// A file that [`train_predictor`](crate::train_predictor) made.
+    File(PathBuf),
     /// The original's: a folder of `model_0.pt`, `model_1.pt`, …, one a layer, each with `fc1.weight`
     /// and `fc2.weight`, and a `config.json` whose `sparse_threshold` is the least score of a
-    /// neuron that runs (0 without it).
+    /// neuron that runs (0 without it), or whose `sparse_thresholds` is one a layer.
     Folder(PathBuf),
     /// The original's, from tensors `blk.N.fc1.weight` and `blk.N.fc2.weight` among the model's own, as
     /// its GGUF files have them.
@@ -136,7 +140,9 @@ impl PredictorOptions {
     fn floor(&self) -> f64 {
         self.floor.unwrap_or(match self.source {
             PredictorSource::Quantized(_) => 0.9,
-            PredictorSource::Folder(_) | PredictorSource::InModel { .. } => 0.5,
+            PredictorSource::File(_)
+            | PredictorSource::Folder(_)
+            | PredictorSource::InModel { .. } => 0.5,
             PredictorSource::Random { .. } => 0.0,
         })
     }
@@ -149,6 +155,9 @@ pub(crate) struct Predictors<'a> {
     folder: Option<PredictorFolder>,
     /// Layers get theirs when all are loaded.
     later: bool,
+    file: Option<PredictorFile>,
+    /// Layers whose gate is another than the file's.
+    other_gates: Mutex<Vec<usize>>,
 }
 
 impl<'a> Predictors<'a> {
@@ -159,8 +168,11 @@ impl<'a> Predictors<'a> {
         n_layers: usize,
         whole: bool,
     ) -> powerinfer_core::Result<Self> {
-        let mut folder = None;
+        let (mut folder, mut file) = (None, None);
         match &options.source {
+            PredictorSource::File(path) => {
+                file = Some(PredictorFile::open(path).map_err(core_error)?);
+            }
             PredictorSource::Folder(dir) => folder = Some(PredictorFolder::open(dir, n_layers)?),
             PredictorSource::InModel { thresholds }
                 if ![1, n_layers].contains(&thresholds.len()) =>
@@ -170,7 +182,25 @@ impl<'a> Predictors<'a> {
             _ => {}
         }
         let later = whole && options.source == PredictorSource::Quantized(None);
-        Ok(Self { options, folder, later })
+        Ok(Self { options, folder, later, file, other_gates: Mutex::default() })
+    }
+
+    /// Fails if the predictors are in a file that names another model.
+    pub(crate) fn check_model(&self, config: &ModelConfig) -> powerinfer_core::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        file.check_model(config.n_layers, &config.model_type, config.activation.name())
+    }
+
+    /// What is worth knowing of what was read.
+    pub(crate) fn notes(self) -> Vec<String> {
+        let layers = self.other_gates.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if layers.is_empty() {
+            return Vec::new();
+        }
+        vec![format!(
+            "the predictor was made for other weights in layers {layers:?}, or for the same in \
+             another type"
+        )]
     }
 
     /// The predictor of a layer with these weights, out of the model's store if it lies there. `None`
@@ -194,6 +224,14 @@ impl<'a> Predictors<'a> {
         store: &mut WeightStore,
     ) -> powerinfer_core::Result<Arc<dyn ActivationPredictor>> {
         let PredictorOptions { source, shift, dtype, .. } = self.options;
+        if let Some(file) = &self.file {
+            let read = file.layer(layer, *dtype).map_err(core_error)?;
+            check_shape(file, &read, weights)?;
+            if file.model().digests.get(layer).is_some_and(|said| *said != gate_digest(weights)) {
+                self.other_gates.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
+            }
+            return Ok(Arc::new(read.with_threshold_shift(-shift)));
+        }
         if let Some(folder) = &self.folder {
             let read = folder.of_layer(layer, weights, *dtype)?;
             return Ok(Arc::new(read.with_threshold_shift(-shift)));
@@ -220,6 +258,26 @@ impl<'a> Predictors<'a> {
         let margin = made.margin() + shift;
         Ok(Arc::new(made.with_margin(margin)))
     }
+}
+
+/// Fails if a predictor in a file is that of a layer of another width.
+fn check_shape(
+    file: &PredictorFile,
+    read: &MlpPredictor,
+    weights: &FfnWeights,
+) -> powerinfer_core::Result<()> {
+    let (expected, found) =
+        ([weights.d_model(), weights.n_neurons()], [read.d_model(), read.n_neurons()]);
+    if expected == found {
+        return Ok(());
+    }
+    let text = |[d_model, d_ff]: [usize; 2]| format!("d_model {d_model} and d_ff {d_ff}");
+    Err(CoreError::PredictorField {
+        path: file.path().to_owned(),
+        field: "shape",
+        expected: text(expected),
+        found: text(found),
+    })
 }
 
 /// The two layers of a trained predictor, whose rank is the file's to say.
@@ -282,7 +340,7 @@ pub(crate) fn try_out(
         }
     }
     let trained =
-        matches!(options.source, PredictorSource::Folder(_) | PredictorSource::InModel { .. });
+        !matches!(options.source, PredictorSource::Quantized(_) | PredictorSource::Random { .. });
     if trained && missing.len() == info.n_layers {
         return Err(Error::PredictorOfAnotherModel { floor });
     }
@@ -310,6 +368,14 @@ pub(crate) fn try_out(
 
 fn reaches(counts: &PredictionCounts, floor: f64) -> bool {
     counts.recall_mass() >= floor
+}
+
+/// An error of reading a file is core's own.
+fn core_error(error: powerinfer_predictor::Error) -> CoreError {
+    match error {
+        powerinfer_predictor::Error::Core(error) => *error,
+        other => model_error(other),
+    }
 }
 
 pub(crate) fn model_error(error: powerinfer_predictor::Error) -> CoreError {

@@ -154,7 +154,7 @@ fn any_budget_is_kept_and_changes_no_logits() {
         let mut before = 0;
         for percent in [0, 10, 25, 50, 75, 90, 100] {
             let workspace = stand_in(0).workspace_bytes(info.d_ff, info.d_model, 0);
-            let budget = (workspace + ffn_bytes) * u64::from(percent > 0) * percent / 100;
+            let budget = workspace * u64::from(percent > 0) + ffn_bytes * percent / 100;
             let device = stand_in(budget);
             let options = options.clone().with_fast_device(device.clone());
             let split = load_as(&fixture, &options);

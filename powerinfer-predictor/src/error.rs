@@ -12,6 +12,9 @@ pub enum Error {
     /// An operator refused its operands.
     #[error(transparent)]
     Op(#[from] OpError),
+    /// A file of predictors, or something in it.
+    #[error(transparent)]
+    Core(Box<powerinfer_core::Error>),
     /// candle refused an operation.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -23,6 +26,17 @@ pub enum Error {
         /// Its row.
         row: usize,
     },
+    /// A rank that factors cannot give.
+    #[error("predictor: expected a rank from 1 to {max}, found {found}")]
+    Rank {
+        /// The highest.
+        max: usize,
+        /// The one that was asked for.
+        found: usize,
+    },
+    /// There is nothing to fit a predictor to, or to measure it on: no tokens, or no neuron fired.
+    #[error("predictor: expected tokens for which neurons fire, found none")]
+    NoSamples,
     /// Two masks that are to be compared have different shapes.
     #[error("masks of {predicted:?} and {oracle:?} tokens × neurons cannot be compared")]
     MaskShape {
@@ -31,4 +45,10 @@ pub enum Error {
         /// Tokens and neurons of the truth.
         oracle: (usize, usize),
     },
+}
+
+impl From<powerinfer_core::Error> for Error {
+    fn from(error: powerinfer_core::Error) -> Self {
+        Self::Core(Box::new(error))
+    }
 }

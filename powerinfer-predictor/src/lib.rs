@@ -7,7 +7,7 @@
 //! | predictor | lists | for |
 //! |---|---|---|
 //! | [`QuantizedGate`] | neurons whose gate product is positive going by 2 to 4 bits a weight | any ReLU model, without training |
-//! | [`MlpPredictor`] | neurons that two trained layers score high | the original's predictors |
+//! | [`MlpPredictor`] | neurons that two thin layers score high | the original's predictors, and our own |
 //! | [`Oracle`] | the neurons that fire | measuring all others |
 //! | [`All`] | every neuron | dense inference along the same path |
 //!
@@ -34,17 +34,30 @@
 //! # Ok::<(), powerinfer_predictor::Error>(())
 //! ```
 //!
+//! # Making predictors
+//!
+//! [`QuantizedGate`] is made of the gate alone. [`LowRankGate`] factors the gate for the inputs that it
+//! meets, with no training. [`LayerFit`] trains two layers, from these factors or from nothing, on
+//! [`FfnSamples`] of what a layer saw and which of its neurons fired; [`allocate_ranks`] sizes them
+//! layer by layer, and [`MlpWeights::set_threshold`] sets their thresholds on text held out. None of
+//! it knows a model: `powerinfer-models` runs one and hands on what it did.
+//!
 //! # Limits
 //!
-//! Nothing here trains a predictor.
+//! Training runs on the CPU.
 #![forbid(unsafe_code)]
 
 mod all;
+mod dense;
 mod error;
+mod file;
 mod mlp;
 mod oracle;
 mod quality;
 mod quantized;
+mod random;
+mod svd;
+mod train;
 
 use std::fmt;
 use std::sync::Arc;
@@ -54,10 +67,13 @@ use powerinfer_ops::{NeuronIds, Neurons, RowPredictor};
 
 pub use all::All;
 pub use error::{Error, Result};
-pub use mlp::MlpPredictor;
+pub use file::{ModelPredictor, PredictedModel, PredictorFile, gate_digest};
+pub use mlp::{MlpForm, MlpHidden, MlpInput, MlpPredictor, MlpWeights, UnknownName};
 pub use oracle::Oracle;
 pub use quality::Quality;
 pub use quantized::QuantizedGate;
+pub use svd::{LowRankGate, SecondMoment};
+pub use train::{FfnSamples, FitOptions, LayerFit, PredictionTarget, RankCurve, allocate_ranks};
 
 /// What a feed-forward network is about to see, each `[n_tokens, d_model]` f32.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,8 @@
-//! The original's predictor: two linear layers with a ReLU between, on the residual stream.
+//! Two linear layers: the original's predictor, with a ReLU between, on the residual stream; and a
+//! low-rank copy of the gate, with nothing between, on the normed input.
+
+mod form;
+mod weights;
 
 use std::sync::Arc;
 
@@ -8,8 +12,12 @@ use powerinfer_ops::{
 
 use crate::{ActivationPredictor, FfnInputs, PredictorKind, Result};
 
+pub use form::{MlpForm, MlpHidden, MlpInput, UnknownName};
+pub use weights::MlpWeights;
+
 /// Lists the neurons whose score reaches a threshold: `fc2 · relu(fc1 · residual) ≥ threshold`, with
-/// neither biases nor a sigmoid (PowerInfer, "Adaptive Sparsity Predictors").
+/// neither biases nor a sigmoid (PowerInfer, "Adaptive Sparsity Predictors"); or as another
+/// [`MlpForm`] says.
 ///
 /// The rank, that is the rows of `fc1`, differs from layer to layer, and so may the threshold.
 ///
@@ -33,6 +41,9 @@ use crate::{ActivationPredictor, FfnInputs, PredictorKind, Result};
 pub struct MlpPredictor {
     fc1: NeuronMatrix,
     fc2: NeuronMatrix,
+    /// `[rank]`
+    bias: Option<Vec<f32>>,
+    form: MlpForm,
     threshold: f32,
 }
 
@@ -54,7 +65,38 @@ impl MlpPredictor {
         for (what, matrix) in [("fc1.weight", &fc1), ("fc2.weight", &fc2)] {
             check_finite(what, matrix)?;
         }
-        Ok(Self { fc1, fc2, threshold })
+        Ok(Self { fc1, fc2, bias: None, form: MlpForm::ORIGINAL, threshold })
+    }
+
+    /// Says what the first layer reads and what lies between the two; the original's form without.
+    #[must_use]
+    pub fn with_form(mut self, form: MlpForm) -> Self {
+        self.form = form;
+        self
+    }
+
+    /// Adds `bias` `[rank]` to what the first layer gives. A row of `fc1` that is zero and has one
+    /// gives each neuron a bias of its own.
+    ///
+    /// # Errors
+    /// [`Error::Op`](crate::Error::Op) if it has another length,
+    /// [`Error::NotFinite`](crate::Error::NotFinite) if one is not a number.
+    pub fn with_bias(mut self, bias: Vec<f32>) -> Result<Self> {
+        if bias.len() != self.rank() {
+            let (expected, found) = (vec![self.rank()], vec![bias.len()]);
+            return Err(OpError::Shape { op: "MlpPredictor", what: "bias", expected, found }.into());
+        }
+        if let Some(row) = bias.iter().position(|value| !value.is_finite()) {
+            return Err(crate::Error::NotFinite { what: "fc1.bias", row });
+        }
+        self.bias = Some(bias);
+        Ok(self)
+    }
+
+    /// What the first layer reads and what lies between the two.
+    #[must_use]
+    pub fn form(&self) -> MlpForm {
+        self.form
     }
 
     /// Moves the threshold: below 0 lists more neurons and misses fewer.
@@ -88,9 +130,21 @@ impl MlpPredictor {
         self.fc1.d_model()
     }
 
-    /// `relu(fc1 · residual)`, `[n_tokens, rank]`.
+    /// What the second layer reads, `[n_tokens, rank]`.
     fn hide(&self, inputs: &FfnInputs<'_>, hidden: &mut Vec<f32>) -> Result<()> {
-        linear_into(&self.fc1, inputs.residual, hidden)?;
+        let input = match self.form.input {
+            MlpInput::Residual => inputs.residual,
+            MlpInput::Normed => inputs.normed,
+        };
+        linear_into(&self.fc1, input, hidden)?;
+        if let Some(bias) = &self.bias {
+            for hidden in hidden.chunks_exact_mut(bias.len().max(1)) {
+                hidden.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            }
+        }
+        if self.form.hidden == MlpHidden::Linear {
+            return Ok(());
+        }
         // a NaN stays one, so that its scores are none and its neurons are listed
         hidden.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0);
         Ok(())
@@ -119,8 +173,7 @@ impl ActivationPredictor for MlpPredictor {
     }
 
     fn restrict(&self, ids: &NeuronIds) -> Result<Option<Arc<dyn ActivationPredictor>>> {
-        let (fc1, fc2) = (self.fc1.clone(), self.fc2.pick_rows(ids)?);
-        Ok(Some(Arc::new(Self { fc1, fc2, threshold: self.threshold })))
+        Ok(Some(Arc::new(Self { fc2: self.fc2.pick_rows(ids)?, ..self.clone() })))
     }
 
     fn rows(&self) -> Option<RowPredictor<'_>> {
@@ -140,7 +193,12 @@ impl ActivationPredictor for MlpPredictor {
     }
 
     fn describe(&self) -> String {
-        format!("two layers of rank {}, threshold {}", self.rank(), self.threshold)
+        let kind = match self.form {
+            MlpForm::ORIGINAL => "two layers",
+            MlpForm { hidden: MlpHidden::Linear, .. } => "low-rank gate",
+            MlpForm { .. } => "two layers on the normed input",
+        };
+        format!("{kind} of rank {}, threshold {}", self.rank(), self.threshold)
     }
 }
 

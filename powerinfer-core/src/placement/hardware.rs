@@ -123,7 +123,8 @@ impl Hardware {
             host: half,
             fast: half,
             link_bytes_per_second: bytes_per_second,
-            sync_seconds: Self::SYNC_SECONDS,
+            // one thread waking another
+            sync_seconds: 10e-6,
             alignment_bytes: 64,
         })
     }

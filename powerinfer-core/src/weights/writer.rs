@@ -1,5 +1,6 @@
 //! Writing a source of tensors as one safetensors file, a piece at a time.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -58,6 +59,21 @@ const ALIGNMENT: usize = 8;
 /// # Ok::<(), powerinfer_core::Error>(())
 /// ```
 pub fn write_safetensors(path: &Path, source: &dyn TensorSource) -> Result<()> {
+    write_safetensors_with(path, source, &BTreeMap::new())
+}
+
+/// As [`write_safetensors`], with these entries in the header, sorted by name, so that the same
+/// tensors and entries are the same bytes. [`WeightStore::open_safetensors_file`] gives them back.
+///
+/// [`WeightStore::open_safetensors_file`]: crate::WeightStore::open_safetensors_file
+///
+/// # Errors
+/// As [`write_safetensors`].
+pub fn write_safetensors_with(
+    path: &Path,
+    source: &dyn TensorSource,
+    entries: &BTreeMap<String, String>,
+) -> Result<()> {
     let tensors = source.tensors();
     let mut stored = Vec::with_capacity(tensors.len());
     let mut end = 0usize;
@@ -71,8 +87,14 @@ pub fn write_safetensors(path: &Path, source: &dyn TensorSource) -> Result<()> {
     }
     let metadata = Metadata::new(None, stored)
         .map_err(|source| Error::Safetensors { path: path.to_owned(), source })?;
-    let mut header = serde_json::to_vec(&metadata)
-        .map_err(|source| Error::Json { path: path.to_owned(), source })?;
+    let broken = |source| Error::Json { path: path.to_owned(), source };
+    let mut header = serde_json::to_vec(&metadata).map_err(broken)?;
+    if !entries.is_empty() {
+        // the library keeps entries in no order, and a file is to be the same twice
+        let entries = serde_json::to_string(entries).map_err(broken)?;
+        let comma = if tensors.is_empty() { "" } else { "," };
+        header.splice(1..1, format!("\"__metadata__\":{entries}{comma}").into_bytes());
+    }
     header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
 
     let failed = |source| Error::Write { path: path.to_owned(), source };

@@ -67,8 +67,8 @@ impl SparseFfn {
 
     /// The weights, if all neurons are in one shard.
     pub(crate) fn whole(&self) -> Option<&FfnWeights> {
-        match (self.shards.as_slice(), &self.hot) {
-            ([shard], None) => Some(shard.weights()),
+        match self.shards.as_slice() {
+            [shard] if self.hot.is_none() => Some(shard.weights()),
             _ => None,
         }
     }
@@ -184,7 +184,8 @@ impl SparseFfn {
             }
         };
         let residual_and_normed = [inputs.residual, inputs.normed];
-        let seen = FfnSeen::new(layer, residual_and_normed, &activations, norms);
+        let seen = FfnSeen::new(layer, residual_and_normed, &activations, norms)
+            .with_weights(self.whole());
         // an observer that panicked left nothing behind that matters to the pass
         observer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(&seen)
     }

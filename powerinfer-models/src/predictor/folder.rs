@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
-    Error as CoreError, Result, TensorInfo, TensorSource, WeightStore, read_predictor_threshold,
+    Error as CoreError, Result, TensorInfo, TensorSource, WeightStore, read_predictor_thresholds,
 };
 use powerinfer_ops::{FfnWeights, WeightFormat};
 use powerinfer_predictor::MlpPredictor;
@@ -14,11 +14,12 @@ use super::{model_error, read_layers};
 #[derive(Debug)]
 pub(super) struct PredictorFolder {
     dir: PathBuf,
-    threshold: f32,
+    /// `[n_layers]`
+    thresholds: Vec<f32>,
 }
 
 impl PredictorFolder {
-    /// Reads the folder's threshold.
+    /// Reads the folder's thresholds.
     ///
     /// # Errors
     /// [`CoreError::Config`] for a threshold that is no number, [`CoreError::PredictorLayers`] if the
@@ -28,8 +29,8 @@ impl PredictorFolder {
         if beyond.exists() {
             return Err(CoreError::PredictorLayers { path: beyond, n_layers });
         }
-        let threshold = read_predictor_threshold(&dir.join("config.json"))?.unwrap_or(0.0);
-        Ok(Self { dir: dir.to_owned(), threshold })
+        let thresholds = read_predictor_thresholds(&dir.join("config.json"), n_layers)?;
+        Ok(Self { dir: dir.to_owned(), thresholds })
     }
 
     /// The predictor of a layer with these weights, in `dtype` or in the file's own type.
@@ -46,7 +47,7 @@ impl PredictorFolder {
         let names = ["fc1", "fc2"].map(|part| format!("{part}.weight"));
         let (fc1, fc2) = read_layers(&mut store, &names, weights, dtype)?;
         store.finish(&|_| false)?;
-        MlpPredictor::new(fc1, fc2, self.threshold).map_err(model_error)
+        MlpPredictor::new(fc1, fc2, self.thresholds[layer]).map_err(model_error)
     }
 }
 
@@ -67,8 +68,8 @@ impl FolderTensors {
         Ok(Self { folder, stores })
     }
 
-    pub(crate) fn threshold(&self) -> f32 {
-        self.folder.threshold
+    pub(crate) fn thresholds(&self) -> &[f32] {
+        &self.folder.thresholds
     }
 
     /// The source of a layer's tensors, and the name that the tensor has there.

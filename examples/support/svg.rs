@@ -1,0 +1,37 @@
+//! Parts of plots, as text of SVG files: lines and labels are less than a plotting library asks for.
+
+use std::fmt::Write;
+
+/// The beginning of a file of that size, white, in a sans-serif font.
+pub(crate) fn begin(width: f64, height: f64) -> String {
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="sans-serif" font-size="14" fill="#222">
+<rect width="100%" height="100%" fill="white"/>
+"##
+    )
+}
+
+/// A thin grey line.
+pub(crate) fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+    let _ = writeln!(
+        svg,
+        r##"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="#ddd"/>"##
+    );
+}
+
+/// A label.
+pub(crate) fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, size: u32, text: &str) {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    let _ = writeln!(
+        svg,
+        r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" font-size="{size}">{text}</text>"#
+    );
+}
+
+/// A label that reads from bottom to top.
+pub(crate) fn upright(svg: &mut String, (x, y): (f64, f64), text: &str) {
+    let _ = writeln!(
+        svg,
+        r#"<text x="{x}" y="{y}" text-anchor="middle" transform="rotate(-90 {x} {y})">{text}</text>"#
+    );
+}
