@@ -94,8 +94,22 @@ struct NoBudget;
 
 /// A trained predictor that nobody named.
 #[derive(Debug, thiserror::Error)]
-#[error("--compare predicted:trained needs the folder of a predictor in --predictor")]
+#[error("--compare predicted:trained needs the file or folder of a predictor in --predictor")]
 struct NoPredictorFolder;
+
+const TRAINED: &str = "predicted:trained";
+const QUANTIZED: &str = "predicted:quantized";
+
+/// A mode to measure.
+#[derive(Debug)]
+struct Mode {
+    /// What it was asked for as.
+    name: Option<String>,
+    /// `None`: as the model was loaded.
+    sparsity: Option<Sparsity>,
+    /// Whether it is that of the second engine.
+    second: bool,
+}
 
 /// A synthetic model that would push this machine out of memory.
 #[derive(Debug, thiserror::Error)]
@@ -116,8 +130,7 @@ fn available_bytes() -> Option<u64> {
 
 const SYNTHETIC: [&str; 7] =
     ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
-const MODES: [&str; 6] =
-    ["auto", "dense", "exact", "predicted", "predicted:trained", "predicted:quantized"];
+const MODES: [&str; 6] = ["auto", "dense", "exact", "predicted", TRAINED, QUANTIZED];
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -140,8 +153,13 @@ fn bench(flags: Flags) -> Outcome<()> {
         flags.common.refuse_fast_device()?;
         return write(synthetic, dir, &flags, &pool);
     }
-    let predictor = flags.predictor(&modes)?;
-    let loaded = load(&flags, synthetic.as_ref(), predictor, &pool)?;
+    let mut predictors = flags.predictors(&modes)?.into_iter();
+    let first = predictors.next().flatten();
+    let mut loaded = load(&flags, synthetic.as_ref(), first, &pool)?;
+    if let Some(second) = predictors.next() {
+        note("note: two kinds of predictors: the weights are in memory twice");
+        loaded.second = Some(load(&flags, synthetic.as_ref(), second, &pool)?.engine);
+    }
     if synthetic.is_some() {
         note("note: a synthetic model of random weights: this shows speed, never quality");
     }
@@ -175,33 +193,47 @@ impl Flags {
         }
     }
 
-    fn modes(&self) -> Outcome<Vec<Option<Sparsity>>> {
+    fn modes(&self) -> Outcome<Vec<Mode>> {
         if self.compare.is_empty() {
-            return Ok(vec![None]);
+            return Ok(vec![Mode { name: None, sparsity: None, second: false }]);
         }
-        let mode = |name: &String| match name.as_str() {
-            "predicted:quantized" | "predicted:trained" => Ok(Some(Sparsity::Predicted)),
-            name => Ok(Some(name.parse()?).filter(|&mode| mode != Sparsity::Auto)),
+        let two_kinds = self.asked(TRAINED) && (self.asked("predicted") || self.asked(QUANTIZED));
+        let mode = |name: &String| {
+            let sparsity = match name.as_str() {
+                QUANTIZED | TRAINED => Some(Sparsity::Predicted),
+                name => Some(name.parse()?).filter(|&mode| mode != Sparsity::Auto),
+            };
+            let second = two_kinds && sparsity == Some(Sparsity::Predicted) && name != TRAINED;
+            Ok(Mode { name: sparsity.map(|_| name.clone()), sparsity, second })
         };
         self.compare.iter().map(mode).collect()
     }
 
-    /// The predictor of the modes that are compared, one of a kind.
-    fn predictor(&self, modes: &[Option<Sparsity>]) -> Outcome<Option<PredictorOptions>> {
-        let asked = |name: &str| self.compare.iter().any(|mode| mode == name);
-        if !asked("predicted:trained") {
-            let default = || modes.contains(&Some(Sparsity::Predicted)).then(Default::default);
-            return Ok(self.common.predictor().or_else(default));
+    fn asked(&self, name: &str) -> bool {
+        self.compare.iter().any(|mode| mode == name)
+    }
+
+    /// The predictors of the engines that the modes need: of one, or of a second one for the quantised
+    /// kind beside the trained one.
+    fn predictors(&self, modes: &[Mode]) -> Outcome<Vec<Option<PredictorOptions>>> {
+        if !self.asked(TRAINED) {
+            let predicted = modes.iter().any(|mode| mode.sparsity == Some(Sparsity::Predicted));
+            let default = || predicted.then(Default::default);
+            return Ok(vec![self.common.predictor().or_else(default)]);
         }
-        if asked("predicted") || asked("predicted:quantized") {
-            return not_yet("--compare with two kinds of predictors", "; name one");
-        }
-        let Some(density) = self.density() else {
-            return Ok(Some(self.common.predictor().ok_or(NoPredictorFolder)?));
+        let trained = match self.density() {
+            None => self.common.predictor().ok_or(NoPredictorFolder)?,
+            Some(density) => {
+                let rank = self.predictor_rank.unwrap_or(SYNTHETIC_RANK);
+                let random = PredictorOptions::new(PredictorSource::Random { rank, density });
+                random.with_dtype(Some(self.common.predictor_dtype.unwrap_or(WeightFormat::Q8_0)))
+            }
         };
-        let rank = self.predictor_rank.unwrap_or(SYNTHETIC_RANK);
-        let random = PredictorOptions::new(PredictorSource::Random { rank, density });
-        Ok(Some(random.with_dtype(Some(WeightFormat::Q8_0))))
+        let mut all = vec![Some(trained)];
+        if modes.iter().any(|mode| mode.second) {
+            all.push(Some(PredictorOptions::default()));
+        }
+        Ok(all)
     }
 
     fn plan(&self) -> Plan {
@@ -217,6 +249,8 @@ impl Flags {
 #[derive(Debug)]
 struct Loaded {
     engine: Engine,
+    /// One with another predictor.
+    second: Option<Engine>,
     seconds: f64,
     peak_memory_bytes: Option<u64>,
 }
@@ -256,7 +290,7 @@ fn load(
         }
     };
     let seconds = began.elapsed().as_secs_f64();
-    Ok(Loaded { engine, seconds, peak_memory_bytes: peak_memory_bytes() })
+    Ok(Loaded { engine, second: None, seconds, peak_memory_bytes: peak_memory_bytes() })
 }
 
 fn write(synthetic: &Synthetic, dir: &Path, flags: &Flags, pool: &ThreadPool) -> Outcome<()> {
@@ -279,28 +313,23 @@ fn write(synthetic: &Synthetic, dir: &Path, flags: &Flags, pool: &ThreadPool) ->
 struct Findings {
     loaded: Loaded,
     plan: Plan,
-    runs: Vec<Run>,
+    /// And whether the second engine ran it.
+    runs: Vec<(bool, Run)>,
     bandwidth: ReadBandwidth,
 }
 
-fn measure_all(
-    loaded: Loaded,
-    modes: &[Option<Sparsity>],
-    plan: Plan,
-    pool: &ThreadPool,
-) -> Outcome<Findings> {
-    let engine = &loaded.engine;
-    let plan = plan.check(engine.info())?;
-    let mut runs: Vec<Run> = runs(modes, &plan.contexts);
+fn measure_all(loaded: Loaded, modes: &[Mode], plan: Plan, pool: &ThreadPool) -> Outcome<Findings> {
+    let plan = plan.check(loaded.engine.info())?;
+    let mut runs = runs(modes, &plan.contexts);
     let n_steps = (plan.repetitions as u64).saturating_mul(runs.len() as u64);
     let progress = Progress::new("measuring", n_steps);
     let before = read_bandwidth(pool, BANDWIDTH_BYTES, BANDWIDTH_PASSES)?;
-    for run in &mut runs {
-        run.warm_up(engine)?;
+    for (second, run) in &mut runs {
+        run.warm_up(loaded.engine(*second))?;
     }
     for _ in 0..plan.repetitions {
-        for run in &mut runs {
-            run.measure(engine, &plan)?;
+        for (second, run) in &mut runs {
+            run.measure(loaded.engine(*second), &plan)?;
             progress.advance(1);
         }
     }
@@ -311,12 +340,26 @@ fn measure_all(
     Ok(Findings { loaded, plan, runs, bandwidth })
 }
 
-/// Every mode with every length of the context.
-fn runs(modes: &[Option<Sparsity>], contexts: &[usize]) -> Vec<Run> {
-    let of_mode = |&mode: &Option<Sparsity>| {
-        contexts.iter().map(move |&context| Run::new(mode, context)).collect::<Vec<_>>()
+/// Every mode with every length of the context, and whether the second engine runs it.
+fn runs(modes: &[Mode], contexts: &[usize]) -> Vec<(bool, Run)> {
+    let of_mode = |mode: &Mode| {
+        let run = |&context: &usize| {
+            let run = Run::new(mode.sparsity, context);
+            let run = match &mode.name {
+                Some(name) => run.named(name),
+                None => run,
+            };
+            (mode.second, run)
+        };
+        contexts.iter().map(run).collect::<Vec<_>>()
     };
     modes.iter().flat_map(of_mode).collect()
+}
+
+impl Loaded {
+    fn engine(&self, second: bool) -> &Engine {
+        self.second.as_ref().filter(|_| second).unwrap_or(&self.engine)
+    }
 }
 
 impl Findings {
@@ -324,7 +367,7 @@ impl Findings {
         let Self { loaded, plan, runs, bandwidth } = self;
         let info = loaded.engine.info();
         json!({
-            "runs": runs.iter().map(|run| run.as_json(&loaded.engine)).collect::<Vec<_>>(),
+            "runs": runs.iter().map(|(second, run)| run.as_json(loaded.engine(*second))).collect::<Vec<_>>(),
             "read_bandwidth_bytes_per_second": bandwidth.bytes_per_second,
             "page_kind": bandwidth.page_kind,
             "synthetic": flags.synthetic,
@@ -348,17 +391,18 @@ impl Findings {
         let (engine, bandwidth) = (&self.loaded.engine, self.bandwidth.bytes_per_second);
         let mut text = format!(
             "read bandwidth {:.2} GB/s on {} threads ({})\n\
-             mode      dtype  context  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
+             mode                dtype  context  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
             bandwidth * 1e-9,
             engine.n_threads(),
             self.bandwidth.page_kind,
         );
-        for run in &self.runs {
+        for (second, run) in &self.runs {
+            let engine = self.loaded.engine(*second);
             let bytes_per_second = run.decode_speed() * run.weight_bytes_per_token();
             let _ = writeln!(
                 text,
-                "{:<9} {:<6} {:>7} {:>17.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
-                run.mode(engine).name(),
+                "{:<19} {:<6} {:>7} {:>17.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
+                run.name(engine),
                 engine.info().dtypes.join(","),
                 run.context(),
                 run.prefill_speed(),

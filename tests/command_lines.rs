@@ -307,11 +307,84 @@ fn bench_compares_modes_and_measures_the_machine() {
     assert!(number(4, "picked_density") < 0.4 && number(4, "predictor_seconds") > 0.0);
     assert!(number(4, "weight_bytes_per_token") < number(2, "weight_bytes_per_token"));
 
-    let line = "bench --synthetic tiny --density 0.2 --compare predicted:trained --predictor-rank 32 \
-                --repetitions 1 -p 4 -n 4 --threads 1";
+    let line = "bench --synthetic tiny --density 0.2 --compare predicted:trained,predicted:quantized \
+                --predictor-rank 32 --predictor-dtype q4_0 --repetitions 1 -p 4 -n 4 --threads 1";
     let found = json(&line.split_whitespace().collect::<Vec<_>>());
     assert!(found["predictor"].as_str().unwrap().contains("rank 32"));
+    for (run, name, predictor) in
+        [(0, "predicted:trained", "rank 32"), (1, "predicted:quantized", "quantized gate")]
+    {
+        assert_eq!(found["runs"][run]["name"], name);
+        assert!(found["runs"][run]["predictor"].as_str().unwrap().contains(predictor));
+    }
     assert!(found["runs"][0]["predictor_seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_predictor_is_made_inspected_used_and_tuned() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("p.safetensors");
+    let file = file.to_str().unwrap();
+    let line = ["train_predictor", "--method", "svd", "--max-tokens", "6000", "--out", file];
+    let made = json(&line);
+    assert_fields(&made, "layers parameters share_of_model recall_mass density tokens seconds");
+    let layers = made["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 6);
+    for layer in layers {
+        assert_fields(layer, "rank threshold recall recall_mass density");
+        assert!(layer["recall_mass"].as_f64().unwrap() >= 0.975);
+    }
+    assert!(made["share_of_model"].as_f64().unwrap() <= 0.1);
+
+    let inspected = json(&["inspect", file]);
+    assert_eq!((&inspected["method"], &inspected["n_layers"]), (&"svd".into(), &6.into()));
+    assert_eq!(inspected["parameters"], made["parameters"]);
+    let mut line = vec!["perplexity", "--predictor", file, "--max-tokens", "512"];
+    let held = json(&line);
+    assert_eq!(held["sparsity"], "predicted");
+    assert!(held["recall_mass"].as_f64().unwrap() > 0.95);
+    line.extend(["--predictor-dtype", "q8_0"]);
+    let smaller = json(&line);
+    assert!(smaller["recall_mass"].as_f64().unwrap() > 0.94);
+
+    let plot = dir.path().join("curve.svg");
+    let list = format!("{file},quantized:3");
+    let plot_path = plot.to_str().unwrap();
+    let line = [
+        "tune",
+        "--predictors",
+        &list,
+        "--shifts",
+        "-0.5,0",
+        "--max-tokens",
+        "512",
+        "-n",
+        "4",
+        "--repetitions",
+        "1",
+        "--report",
+        plot_path,
+    ];
+    let tuned = json(&line);
+    let points = tuned["points"].as_array().unwrap();
+    let modes: Vec<_> = points.iter().map(|point| &point["mode"]).collect();
+    assert_eq!(modes, ["dense", "exact", "predicted", "predicted", "predicted", "predicted"]);
+    assert_eq!(points[0]["perplexity"], points[1]["perplexity"]);
+    let number = |at: usize, field: &str| points[at][field].as_f64().unwrap();
+    for first in [2, 4] {
+        assert!(number(first, "picked_density") < number(first + 1, "picked_density"));
+        assert!(number(first, "recall_mass") < number(first + 1, "recall_mass"));
+    }
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("quantized:3"));
+
+    let quantized =
+        json(&["train_predictor", "--method", "quantized", "--bits", "3", "--max-tokens", "6000"]);
+    assert!(quantized["recall_mass"].as_f64().unwrap() > 0.98);
+    let opt = Fixture::trained().into_iter().find(|model| model.name.contains("opt")).unwrap();
+    let opt = opt.model_dir.to_str().unwrap();
+    let refused = run(&["perplexity", "--model", opt, "--predictor", file]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("expected opt, found llama"));
 }
 
 #[test]
@@ -468,6 +541,8 @@ fn help_is_printed_for_every_example() {
         "convert",
         "bench",
         "profile",
+        "train_predictor",
+        "tune",
         "plan",
         "own_architecture",
     ] {

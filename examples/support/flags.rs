@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
-use powerinfer::ops::{Activation, ThreadPool};
+use powerinfer::ops::{Activation, ThreadPool, WeightFormat};
 use powerinfer::{
     Dtype, Engine, EngineBuilder, FastDevice, KvDtype, Plan, PredictorOptions, PredictorSource,
     Sparsity, StandIn, StandInOptions, open_cuda,
@@ -62,6 +62,9 @@ pub(crate) struct CommonFlags {
     /// Above 0 the predictor lists more neurons and misses fewer, below 0 the other way round
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
     pub(crate) predictor_shift: f32,
+    /// What the weights of a trained predictor are held as [default: as they are stored]
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) predictor_dtype: Option<WeightFormat>,
     /// Print one JSON object on stdout and nothing else
     #[arg(long)]
     pub(crate) json: bool,
@@ -261,7 +264,11 @@ impl CommonFlags {
         // a model that holds one and is asked for nothing else runs that
         let wanted = self.predictor.is_some() || self.predictor_shift != 0.0;
         let source = self.predictor.clone().unwrap_or_default();
-        wanted.then(|| PredictorOptions::new(source).with_shift(self.predictor_shift))
+        wanted.then(|| {
+            PredictorOptions::new(source)
+                .with_shift(self.predictor_shift)
+                .with_dtype(self.predictor_dtype)
+        })
     }
 
     /// An error for each flag of a fast device, in an example that runs no model on one.
@@ -284,7 +291,7 @@ fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     threads.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
 }
 
-fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
+pub(crate) fn parse_predictor(text: &str) -> Result<PredictorSource, String> {
     match text.strip_prefix("quantized") {
         Some("") => Ok(PredictorSource::Quantized(None)),
         Some(rest) if rest.starts_with(':') => {

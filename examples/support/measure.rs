@@ -42,6 +42,8 @@ impl Plan {
 /// A mode and what was measured of it.
 #[derive(Debug)]
 pub(crate) struct Run {
+    /// What it was asked for as.
+    name: Option<String>,
     /// `None`: as the model was loaded.
     mode: Option<Sparsity>,
     /// Tokens in the context when decoding begins.
@@ -58,6 +60,7 @@ impl Run {
     pub(crate) fn new(mode: Option<Sparsity>, context: usize) -> Self {
         let (prefill_speeds, decode_speeds) = (Vec::new(), Vec::new());
         Self {
+            name: None,
             mode,
             context,
             filled: None,
@@ -66,6 +69,17 @@ impl Run {
             decode_seconds: 0.0,
             decode: StepStats::default(),
         }
+    }
+
+    /// Sets what it is reported as, in place of its mode.
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// What it is reported as.
+    pub(crate) fn name(&self, engine: &Engine) -> String {
+        self.name.clone().unwrap_or_else(|| self.mode(engine).name().to_owned())
     }
 
     /// Runs two tokens untimed, so that no repetition pays for first touches.
@@ -152,6 +166,9 @@ impl Run {
     pub(crate) fn as_json(&self, engine: &Engine) -> Value {
         json!({
             "mode": self.mode(engine).name(),
+            "name": self.name(engine),
+            "predictor": (self.mode(engine) == Sparsity::Predicted)
+                .then(|| engine.info().predictor.clone()),
             "dtype": engine.info().dtypes.join(","),
             "threads": engine.n_threads(),
             "batch": 1,
