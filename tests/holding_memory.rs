@@ -49,7 +49,9 @@ fn child() {
     let mapped = std::env::var(HOLDING).is_ok_and(|holding| holding == "mapped");
     let holding = if mapped { Holding::Mapped } else { Holding::Resident };
     let began = Instant::now();
-    let engine = Engine::builder().model(model).holding(holding).build().unwrap();
+    let builder = Engine::builder().model(model).holding(holding);
+    let said = builder.estimate().unwrap().total_bytes(1, 5);
+    let engine = builder.build().unwrap();
     let opened = began.elapsed();
     let mut session = engine.session().unwrap();
     let options = GenerateOptions::default().with_max_tokens(2).with_ignore_eos(true);
@@ -57,7 +59,7 @@ fn child() {
     assert_eq!(generated.ids.len(), 2);
     let wrote = began.elapsed();
     let (now, peak) = (status_bytes("VmRSS:"), status_bytes("VmHWM:"));
-    eprintln!("{REPORT} {} {} {now} {peak}", opened.as_secs_f64(), wrote.as_secs_f64());
+    eprintln!("{REPORT} {} {} {now} {peak} {said}", opened.as_secs_f64(), wrote.as_secs_f64());
 }
 
 /// What a child saw.
@@ -66,6 +68,8 @@ struct Report {
     wrote: Duration,
     resident_bytes: f64,
     peak_bytes: f64,
+    /// What the builder said that it would be.
+    estimated_bytes: f64,
 }
 
 fn report(model: &Path, holding: &str) -> Report {
@@ -84,6 +88,7 @@ fn report(model: &Path, holding: &str) -> Report {
         wrote: Duration::from_secs_f64(values[1]),
         resident_bytes: values[2],
         peak_bytes: values[3],
+        estimated_bytes: values[4],
     }
 }
 
@@ -106,15 +111,18 @@ fn two_gibibytes_mapped_speak_within_a_second_and_copied_take_little_more_than_t
     for (what, seen) in [("mapped", &mapped), ("resident", &resident)] {
         eprintln!(
             "{what}: open after {:.2?}, second token after {:.2?}, resident {:.1} %, peak {:.1} % \
-             of a file of {:.2} GiB",
+             of a file of {:.2} GiB, estimated {:.1} %",
             seen.opened,
             seen.wrote,
             100.0 * seen.resident_bytes / file_bytes,
             100.0 * seen.peak_bytes / file_bytes,
-            file_bytes / 2f64.powi(30)
+            file_bytes / 2f64.powi(30),
+            100.0 * seen.estimated_bytes / file_bytes
         );
     }
     assert!(mapped.wrote < Duration::from_secs(1), "{:?}", mapped.wrote);
     assert!(mapped.peak_bytes <= 1.05 * file_bytes, "{}", mapped.peak_bytes);
     assert!(resident.peak_bytes <= 1.10 * file_bytes, "{}", resident.peak_bytes);
+    let off = resident.peak_bytes / resident.estimated_bytes;
+    assert!((0.9..1.05).contains(&off), "{off} of the estimate");
 }

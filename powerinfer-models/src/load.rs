@@ -256,7 +256,7 @@ pub(crate) fn build(
         .with_holding(options.holding)
         .with_requantised_down(options.requantise_down)
         .with_cancel(options.cancel.clone());
-    let whole = options.placement.is_none();
+    let whole = placement.is_none() && options.fast_device.is_none();
     if let Some(predictor) = &predictor {
         predictor.check()?;
         let predictors = Predictors::open(predictor, config.n_layers, whole)?;

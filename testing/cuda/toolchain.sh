@@ -2,10 +2,10 @@
 # A CUDA 13.0 build toolchain (nvcc + headers + link libraries) from PyPI wheels only.
 # No GPU, driver, or system CUDA needed.
 #
-#   bash testing/cuda/toolchain.sh DEST            # install (idempotent); ~660 MB download, 1.2 GB on disk
-#   bash testing/cuda/toolchain.sh --slim DEST     # no cuBLAS/cuRAND/NVRTC wheels: link against stubs
-#                                          # (~105 MB download); binaries still run on a CUDA 13 machine
-#   source DEST/env.sh                     # then: cargo build --features cuda
+#   bash testing/cuda/toolchain.sh DEST         # install (idempotent): 660 MB to download, 1.2 GB on disk
+#   bash testing/cuda/toolchain.sh --slim DEST  # no cuBLAS, cuRAND and NVRTC, but stubs to link against:
+#                                               # 105 MB; programs still run on a machine with CUDA 13
+#   source DEST/env.sh                          # then: cargo build --features cuda
 #
 # 13.0 is pinned on purpose: PTX made by a newer nvcc (13.1+) is refused by a 580-series driver.
 set -euo pipefail

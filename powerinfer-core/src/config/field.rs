@@ -21,6 +21,11 @@ impl<'a> Fields<'a> {
         Self { path, prefix: String::new(), map }
     }
 
+    /// An object in a list, `name` being what errors call it.
+    pub(crate) fn in_list(path: &'a Path, name: &str, map: &'a Map<String, Value>) -> Self {
+        Self { path, prefix: format!("{name}."), map }
+    }
+
     pub(crate) fn path(&self) -> &'a Path {
         self.path
     }

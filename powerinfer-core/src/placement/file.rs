@@ -65,7 +65,7 @@ impl Plan {
                 found: "another value".to_owned(),
             };
             let map = value.as_object().ok_or_else(|| wrong("an object"))?;
-            let layer = read_layer(&Fields::new(path, map), model.d_ff)?;
+            let layer = read_layer(&Fields::in_list(path, &name, map), model.d_ff)?;
             if layer.n_hot() as u64 != n_hot {
                 return Err(wrong("as many neurons as hot_neurons_per_layer says"));
             }

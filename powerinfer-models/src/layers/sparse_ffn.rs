@@ -67,8 +67,8 @@ impl SparseFfn {
 
     /// The weights, if all neurons are in one shard.
     pub(crate) fn whole(&self) -> Option<&FfnWeights> {
-        match self.shards.as_slice() {
-            [shard] if self.hot.is_none() => Some(shard.weights()),
+        match (self.shards.as_slice(), &self.hot) {
+            ([shard], None) => Some(shard.weights()),
             _ => None,
         }
     }
