@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, through candle: the same operators on rows that lie in a GPU's memory.
 //!
 //! `cuda/*.cu` are the kernels, one operator a file; `build.rs` compiles them to PTX. `queue.rs`,
-//! `row_layout.rs`, `steps.rs`, `ffn_steps.rs` and `picks.rs` say what lies where and which kernels run
+//! `row_layout.rs`, `picks.rs` and the `*steps.rs` say what lies where and which kernels run
 //! in which order; they know no GPU, so that `testing/hostsim` runs them on a CPU. `stream.rs` is
 //! the queue on a GPU, and the only file with unsafe code.
 //!
@@ -16,8 +16,11 @@ mod exchange;
 mod held;
 mod matrix;
 mod operator;
+mod pending;
 mod stream;
 
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim, where it is public")]
+mod estimate_steps;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim, where it is public")]
 mod ffn_steps;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim, where it is public")]

@@ -4,6 +4,9 @@
 //! ```sh
 //! cargo test --release -p powerinfer-ops --test overlap -- --ignored --nocapture
 //! ```
+//!
+//! It needs two CPUs that nothing else uses: where other work keeps all of them busy, the scheduler lets
+//! the device's thread wait until the CPU's side is done, and a layer takes the sum of both.
 #![allow(clippy::unwrap_used, reason = "helper functions of tests")]
 
 use std::num::NonZeroUsize;
@@ -40,17 +43,15 @@ fn layers(weights: &[FfnWeights], hot: &NeuronIds, device: &StandIn) -> Vec<Laye
     weights.iter().map(layer).collect()
 }
 
-/// The median time of passes, in seconds.
-fn median(mut pass: impl FnMut(usize)) -> f64 {
-    let mut seconds: Vec<f64> = (0..N_PASSES)
-        .map(|at| {
-            let began = Instant::now();
-            pass(at % N_LAYERS);
-            began.elapsed().as_secs_f64()
-        })
-        .collect();
+fn seconds(pass: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    pass();
+    began.elapsed().as_secs_f64()
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_unstable_by(f64::total_cmp);
-    seconds[N_PASSES / 2]
+    seconds[seconds.len() / 2]
 }
 
 #[test]
@@ -71,18 +72,15 @@ fn a_layer_takes_little_more_than_its_longer_side() {
     let x = Tensor::from_slice(&values, (1, D_MODEL), &Device::Cpu).unwrap();
     let pool = ThreadPool::new(NonZeroUsize::new(1)).unwrap();
     let mut workspace = Workspace::default();
+    let mut cold_alone = |layer: &Layer| {
+        let run = || ffn(&layer.cold, Neurons::All, &x, &mut workspace).map(drop);
+        pool.install(run).unwrap();
+    };
 
     let unhurried = StandIn::new(StandInOptions::new(1 << 30)).unwrap();
     let rows = layers(&weights, &hot, &unhurried);
-    let mut cold_alone = |rows: &[Layer]| {
-        let mut pass = |at: usize| {
-            let run = || ffn(&rows[at].cold, Neurons::All, &x, &mut workspace).map(drop);
-            pool.install(run).unwrap();
-        };
-        median(&mut pass)
-    };
-    let _ = cold_alone(&rows);
-    let cold_seconds = cold_alone(&rows);
+    let pass = |at: usize| seconds(|| cold_alone(&rows[at % N_LAYERS]));
+    let cold_seconds = median((0..N_PASSES).map(pass).collect());
     drop(rows);
     let hot_bytes: usize = hot.len() * 3 * D_MODEL * 2;
     let speed = ModelledSpeed {
@@ -92,27 +90,24 @@ fn a_layer_takes_little_more_than_its_longer_side() {
     };
     let device = StandIn::new(StandInOptions::new(1 << 30).with_speed(speed)).unwrap();
     let rows = layers(&weights, &hot, &device);
-    // the three take turns, so that whatever else the machine does meets them alike
+    let (mut workspace, mut y) = (Workspace::default(), vec![0.0; D_MODEL]);
     let (mut cold, mut fast, mut both) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..3 {
-        cold.push(cold_alone(&rows));
-        fast.push(median(|at| {
-            let pending = rows[at].hot.start(HeldNeurons::All, &values).unwrap();
-            let _ = pending.wait(&mut vec![0.0; D_MODEL]).unwrap();
+    // the three take turns, so that whatever else the machine does meets them alike
+    for at in 0..N_PASSES {
+        let layer = &rows[at % N_LAYERS];
+        cold.push(seconds(|| cold_alone(layer)));
+        fast.push(seconds(|| {
+            let pending = layer.hot.start(HeldNeurons::All, &values).unwrap();
+            let _ = pending.wait(&mut y).unwrap();
         }));
-        let mut workspace = Workspace::default();
-        both.push(median(|at| {
-            let Layer { cold, hot } = &rows[at];
-            let hot = (hot.as_ref(), HeldNeurons::All);
-            let run = || hybrid_ffn((cold, Neurons::All), hot, &x, &mut workspace).map(drop);
+        both.push(seconds(|| {
+            let hot = (layer.hot.as_ref(), HeldNeurons::All);
+            let cold = (&layer.cold, Neurons::All);
+            let run = || hybrid_ffn(cold, hot, &x, &mut workspace).map(drop);
             pool.install(run).unwrap();
         }));
     }
-    let middle = |seconds: &mut Vec<f64>| {
-        seconds.sort_unstable_by(f64::total_cmp);
-        1e6 * seconds[1]
-    };
-    let [cold, fast, both] = [&mut cold, &mut fast, &mut both].map(middle);
+    let [cold, fast, both] = [cold, fast, both].map(|seconds| 1e6 * median(seconds));
     let ratio = both / cold.max(fast);
     println!("CPU alone {cold:.0} µs, device alone {fast:.0} µs, both {both:.0} µs: {ratio:.3}");
     assert!(ratio <= 1.25, "both sides at once take {ratio:.3} of the longer one");

@@ -1,7 +1,7 @@
 //! A low-bit copy of a gate in a GPU's memory.
 
+use super::estimate_steps::DeviceEstimate;
 use super::row_layout::LowBitLayout;
-use super::steps::DeviceEstimate;
 use super::stream::{Memory, Stream};
 use crate::gate_estimate::GateEstimate;
 

@@ -6,7 +6,6 @@ use super::device::TOKENS_AT_ONCE;
 use super::ffn_steps::{FfnScratch, N_COUNTS};
 use super::picks::{norm, union_of};
 use super::stream::{HostMemory, Stream};
-use crate::error::OpError;
 use crate::mask::NeuronIds;
 
 /// Buffers of a piece of work, and when it began and ended on the device.
@@ -186,13 +185,4 @@ fn grow(stream: &Stream, memory: &mut HostMemory, bytes: usize) -> candle_core::
         *memory = stream.host_memory(bytes.next_power_of_two())?;
     }
     Ok(())
-}
-
-/// Fails unless `y` is as long as the input was.
-pub(super) fn check_len(expected: usize, found: usize) -> Result<(), OpError> {
-    if expected == found {
-        return Ok(());
-    }
-    let (expected, found) = (vec![expected], vec![found]);
-    Err(OpError::Shape { op: "PendingFfn::wait", what: "y", expected, found })
 }

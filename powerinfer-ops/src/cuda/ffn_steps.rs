@@ -8,10 +8,11 @@
 //! Running all neurons and running those that fire give the same bits, alone or among other tokens:
 //! products are sums in one order, and rows of down are added by parts that are cut by neuron.
 
+use super::estimate_steps::{DeviceEstimate, gate_estimate};
 use super::queue::{Address, Queue};
 use super::steps::{
-    Addends, DeviceEstimate, DeviceInput, DeviceRows, Entries, Finish, List, Numbers, Parts, Rows,
-    Then, Values, axpy, compact, gate_estimate, matvec, n_blocks, quantize,
+    Addends, DeviceInput, DeviceRows, Entries, Finish, List, Numbers, Parts, Rows, Then, Values,
+    axpy, compact, matvec, n_blocks, quantize,
 };
 use crate::Activation;
 

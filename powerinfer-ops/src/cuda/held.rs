@@ -4,13 +4,14 @@ use std::sync::{Arc, OnceLock};
 
 use super::device::{Shared, TOKENS_AT_ONCE};
 use super::estimate::HeldEstimate;
-use super::exchange::{Exchange, check_len};
+use super::exchange::Exchange;
 use super::ffn_steps::{DeviceFfn, FfnScratch, N_COUNTS, ScratchShape, Wanted, ffn};
 use super::matrix::CudaMatrix;
+use super::pending::CudaPending;
 use super::queue::Address;
 use super::stream::Memory;
 use crate::error::OpError;
-use crate::fast_device::{HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor};
+use crate::fast_device::{HeldFfn, HeldNeurons, HotRows, PendingFfn, RowPredictor};
 use crate::ffn::{FfnCounts, FfnWeights};
 use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
@@ -22,7 +23,7 @@ const DENSE_FROM: f64 = 0.8;
 /// Rows of some neurons on the device.
 #[derive(Debug)]
 pub(super) struct HeldRows {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     gate: CudaMatrix,
     up: Option<CudaMatrix>,
     down: CudaMatrix,
@@ -144,7 +145,7 @@ impl HeldRows {
     }
 
     /// What the steps do for a group of tokens.
-    fn counts(&self, lists: [u32; N_COUNTS], group: Group) -> FfnCounts {
+    pub(super) fn counts(&self, lists: [u32; N_COUNTS], group: Group) -> FfnCounts {
         let [n_listed, n_picked, n_fired, fired, n_ran, ran] = lists.map(u64::from);
         let (n, n_tokens) = (self.n_neurons() as u64, group.n_tokens as u64);
         let candidates = if group.listed || group.predicted { n_listed } else { n };
@@ -193,7 +194,7 @@ impl Drop for Reserved<'_> {
 
 /// Tokens that run together.
 #[derive(Debug, Clone, Copy)]
-struct Group {
+pub(super) struct Group {
     n_tokens: usize,
     /// Whether all rows are computed.
     all: bool,
@@ -354,8 +355,7 @@ impl HeldFfn for CudaFfn {
         let groups = self.queue(&mut exchange, neurons, x);
         let groups = groups.map_err(|error| self.rows.shared.failed(error))?;
         let rows = Arc::clone(&self.rows);
-        let (exchange, len) = (Some(exchange), x.len());
-        Ok(Box::new(CudaPending { rows, exchange, groups, len }))
+        Ok(Box::new(CudaPending::new(rows, exchange, groups, x.len())))
     }
 
     fn read_back(&self) -> Result<FfnWeights, OpError> {
@@ -366,39 +366,5 @@ impl HeldFfn for CudaFfn {
         FfnWeights::new(read(&rows.gate)?, up, read(&rows.down)?, *activation)?
             .with_biases(gate_bias.clone(), up_bias.clone())
             .map(|weights| weights.with_up_activation(*up_activation))
-    }
-}
-
-/// Work under way. The rows stay until it has been waited for or given up, and on the stream their
-/// memory is freed behind it.
-#[derive(Debug)]
-struct CudaPending {
-    rows: Arc<HeldRows>,
-    /// There until this is dropped.
-    exchange: Option<Exchange>,
-    groups: Vec<Group>,
-    len: usize,
-}
-
-impl PendingFfn for CudaPending {
-    fn wait(self: Box<Self>, y: &mut [f32]) -> Result<HeldRun, OpError> {
-        check_len(self.len, y.len())?;
-        let mut counts = FfnCounts::default();
-        let Some(exchange) = &self.exchange else { return Ok(HeldRun::default()) };
-        let failed = |error| self.rows.shared.failed(error);
-        let lists = exchange.groups(self.groups.len()).map_err(failed)?;
-        for (lists, group) in lists.into_iter().zip(&self.groups) {
-            counts.add(self.rows.counts(lists, *group));
-        }
-        exchange.add_to(y).map_err(failed)?;
-        Ok(HeldRun::new(counts, exchange.busy_ns()))
-    }
-}
-
-impl Drop for CudaPending {
-    fn drop(&mut self) {
-        if let Some(exchange) = self.exchange.take() {
-            self.rows.shared.return_exchange(exchange);
-        }
     }
 }

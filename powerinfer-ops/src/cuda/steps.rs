@@ -4,11 +4,11 @@
 //! keeps a device busy, and kernels walk the lists.
 
 use super::queue::{Address, Arg, Launch, Queue};
-use super::row_layout::{BLOCK, LowBitLayout, RowLayout};
+use super::row_layout::{BLOCK, RowLayout};
 use crate::Activation;
 
 /// Threads of a block of the kernels that give a warp a row.
-const ROW_THREADS: u32 = 128;
+pub(super) const ROW_THREADS: u32 = 128;
 /// Warps of such a block.
 const ROW_WARPS: usize = ROW_THREADS as usize / 32;
 /// Blocks of them that keep a large device busy: eight on each of 132 multiprocessors, twice.
@@ -52,7 +52,7 @@ pub struct Numbers {
     pub numbers: Address,
     /// `[n_tokens, n_blocks]`: scale and sum of a block, both f32.
     pub scales: Address,
-    /// `[n_tokens]` f32: Euclidean norms, for [`gate_estimate`].
+    /// `[n_tokens]` f32: Euclidean norms, for a low-bit copy.
     pub norms: Address,
 }
 
@@ -358,59 +358,6 @@ pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput, norms: Address) -> Result<
     })
 }
 
-/// A low-bit copy of a gate on the device.
-#[derive(Debug, Clone, Copy)]
-pub struct DeviceEstimate {
-    /// Where its rows begin.
-    pub address: Address,
-    /// How they lie.
-    pub layout: LowBitLayout,
-    /// How many there are.
-    pub n_rows: usize,
-    /// `[n_rows]` f32: what a product must exceed.
-    pub cuts: Address,
-    /// `[n_rows]` f32: deviations of a product's error for an input of norm 1.
-    pub deviations: Address,
-}
-
-/// `picks[t, i]`: 1 where the copy lets neuron `i` fire, else 0: exactly the neurons that the CPU
-/// picks, if the norms are the CPU's. The tokens have been [`quantize`]d.
-///
-/// # Errors
-/// The queue's.
-pub fn gate_estimate<Q: Queue>(
-    queue: &Q,
-    estimate: &DeviceEstimate,
-    x: &DeviceInput,
-    margin: f32,
-    picks: Address,
-) -> Result<(), Q::Error> {
-    if estimate.n_rows == 0 {
-        return Ok(());
-    }
-    let layout = &estimate.layout;
-    queue.launch(&Launch {
-        file: "gate_estimate",
-        kernel: &format!("gate_estimate_{}", layout.bits),
-        grid: [row_blocks(estimate.n_rows), x.n_tokens as u32, 1],
-        threads: ROW_THREADS,
-        args: &[
-            estimate.address.into(),
-            Arg::Size(layout.stride as u64),
-            layout.n_pieces.into(),
-            estimate.n_rows.into(),
-            x.numbers.numbers.into(),
-            x.numbers.scales.into(),
-            n_blocks(x.n_columns).into(),
-            x.numbers.norms.into(),
-            margin.into(),
-            estimate.cuts.into(),
-            estimate.deviations.into(),
-            picks.into(),
-        ],
-    })
-}
-
 impl Rows {
     fn addresses(self) -> (Address, Address) {
         match self {
@@ -424,6 +371,6 @@ fn token_tile(n_tokens: usize) -> usize {
     if n_tokens == 1 { 1 } else { TOKEN_TILE }
 }
 
-fn row_blocks(n_rows: usize) -> u32 {
+pub(super) fn row_blocks(n_rows: usize) -> u32 {
     n_rows.div_ceil(ROW_WARPS).clamp(1, MANY_BLOCKS) as u32
 }

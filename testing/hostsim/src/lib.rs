@@ -15,6 +15,8 @@ pub(crate) use powerinfer_ops::{Activation, GateEstimate, LowBitFormat, WeightFo
 
 #[path = "../../../powerinfer-ops/src/cuda/dense_steps.rs"]
 pub mod dense_steps;
+#[path = "../../../powerinfer-ops/src/cuda/estimate_steps.rs"]
+pub mod estimate_steps;
 #[path = "../../../powerinfer-ops/src/cuda/ffn_steps.rs"]
 pub mod ffn_steps;
 #[path = "../../../powerinfer-ops/src/cuda/picks.rs"]

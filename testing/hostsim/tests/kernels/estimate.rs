@@ -1,9 +1,10 @@
 //! The low-bit copy of a gate: `gate_estimate.cu`.
 
+use hostsim::estimate_steps::{DeviceEstimate, gate_estimate};
 use hostsim::picks::norm;
 use hostsim::queue::Address;
 use hostsim::row_layout::LowBitLayout;
-use hostsim::steps::{DeviceEstimate, gate_estimate, quantize};
+use hostsim::steps::quantize;
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{Activation, GateEstimate, LowBitFormat, NeuronMatrix, WeightFormat};
 use testing::Seeded;

@@ -1,11 +1,11 @@
 //! Whole feed-forward networks: the sequence of kernels in `ffn_steps.rs`.
 
 use candle_core::{Device, Tensor};
+use hostsim::estimate_steps::DeviceEstimate;
 use hostsim::ffn_steps::{DeviceFfn, FfnScratch, ScratchShape, Wanted, ffn};
 use hostsim::picks::{norm, union_of};
 use hostsim::queue::Address;
 use hostsim::row_layout::{LowBitLayout, RowLayout};
-use hostsim::steps::DeviceEstimate;
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{
     Activation, FfnCounts, FfnWeights, GateEstimate, LowBitFormat, NeuronIds, NeuronScores,
