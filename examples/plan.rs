@@ -29,13 +29,13 @@ use powerinfer::core::{
     self, ActivationProfile, Arrangement, Hardware, ModelSizes, Offload, Plan, PlanRequest,
     PlannedDevice, Skew, Sparsity, StepTimes, Workload, simulate,
 };
-use powerinfer::models::model_sizes;
 use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
+use powerinfer::models::{model_sizes, profile_path};
 use serde_json::json;
 
 use budget_plot::{BudgetPoint, budget_plot};
 use flags::{CommonFlags, DeviceFlag, not_yet};
-use report::{Outcome, note, print, print_json};
+use report::{Outcome, check_outputs, note, print, print_json, write_text};
 
 /// Memory that is read to measure this machine.
 const MEASURED_BYTES: usize = 512 << 20;
@@ -108,6 +108,7 @@ fn run(flags: Flags) -> Outcome<()> {
     if flags.common.device != DeviceFlag::Cpu {
         return not_yet("--device", " here; nothing is run");
     }
+    check_outputs(&[&flags.out, &flags.report])?;
     let task = Task::new(&flags)?;
     let budget = flags.common.vram_budget.unwrap_or_else(|| task.default_budget());
     let plan = task.plan(budget)?;
@@ -115,8 +116,7 @@ fn run(flags: Flags) -> Outcome<()> {
         plan.save(path)?;
     }
     if let Some(path) = &flags.report {
-        let failed = |source| core::Error::Write { path: path.clone(), source };
-        std::fs::write(path, task.plot(budget)?).map_err(failed)?;
+        write_text(path, &task.plot(budget)?)?;
     }
     if flags.common.json { print_json(&task.as_json(&plan)) } else { print(&task.as_text(&plan)) }
 }
@@ -142,7 +142,7 @@ impl Task {
             None => {
                 let path = common.model_path();
                 let sizes = model_sizes(&path, &options)?;
-                let beside = || default_profile(&path);
+                let beside = || profile_path(&path);
                 let profile = flags.profile.clone().unwrap_or_else(beside);
                 let name = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
                 (name, sizes, ActivationProfile::load(&profile)?)
@@ -342,12 +342,6 @@ impl Task {
         let _ = writeln!(text, "{:<15} {hot_cold:>12.2} {split:>10.2} {dense:>18.2}", "tokens/s");
         text
     }
-}
-
-/// The profile that lies beside a model: in its folder, or in that of its file.
-fn default_profile(model: &Path) -> PathBuf {
-    let dir = if model.is_file() { model.parent().unwrap_or(Path::new("")) } else { model };
-    dir.join("activation_counts.safetensors")
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {

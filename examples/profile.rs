@@ -31,15 +31,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use powerinfer::Tokenizer;
 use powerinfer::core::ActivationProfile;
 use powerinfer::models::{calibrate, load};
-use powerinfer::{Tokenizer, core};
 use serde_json::json;
 
 use flags::CommonFlags;
 use hot_plot::hot_plot;
 use progress::Progress;
-use report::{Outcome, note, print, print_json};
+use report::{Outcome, check_outputs, note, print, print_json, write_text};
 
 /// The share of activations that the neurons called hot make.
 const HOT: f64 = 0.8;
@@ -87,6 +87,7 @@ fn main() -> ExitCode {
 
 fn profile(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    check_outputs(&[&flags.out, &flags.report])?;
     let mut profile = match &flags.activation_folder {
         Some(dir) => ActivationProfile::from_activation_folder(dir)?,
         None => count(&flags)?,
@@ -98,8 +99,7 @@ fn profile(flags: Flags) -> Outcome<()> {
         profile.save(path)?;
     }
     if let Some(path) = &flags.report {
-        let failed = |source| core::Error::Write { path: path.clone(), source };
-        std::fs::write(path, hot_plot(&profile)).map_err(failed)?;
+        write_text(path, &hot_plot(&profile))?;
     }
     if flags.common.json { print_json(&as_json(&profile)) } else { print(&as_text(&profile)) }
 }

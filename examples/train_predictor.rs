@@ -41,7 +41,7 @@ use serde_json::json;
 
 use flags::CommonFlags;
 use progress::Progress;
-use report::{Outcome, print, print_json};
+use report::{Outcome, check_outputs, print, print_json, wrong_usage};
 
 /// Makes a predictor of which neurons fire.
 #[derive(Debug, Parser)]
@@ -84,6 +84,31 @@ struct Flags {
     common: CommonFlags,
 }
 
+impl Flags {
+    /// What could only fail after the work.
+    fn check(&self) -> Outcome<()> {
+        let quantized = self.method == Method::Quantized;
+        if self.bits.is_some() && !quantized {
+            return wrong_usage("--bits goes with --method quantized");
+        }
+        let Some(out) = &self.out else { return Ok(()) };
+        if quantized {
+            return wrong_usage(
+                "--method quantized writes no file: loading makes the copies (--predictor quantized)",
+            );
+        }
+        if out.extension().is_some_and(|end| end == "safetensors") {
+            return check_outputs(&[&self.out, &self.checkpoint]);
+        }
+        match self.original {
+            true => check_outputs(&[&self.checkpoint]),
+            false => wrong_usage(
+                "--out ends in .safetensors, or names the folder of an --original predictor",
+            ),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Method {
     Trained,
@@ -112,6 +137,7 @@ fn main() -> ExitCode {
 
 fn train(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    flags.check()?;
     let pool = flags.common.pool()?;
     let tokens = tokens(&flags)?;
     let began = Instant::now();

@@ -34,16 +34,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use powerinfer::{
-    Engine, Error, GenerateOptions, PredictorOptions, PredictorSource, Sparsity, core,
-};
+use powerinfer::{Engine, Error, GenerateOptions, PredictorOptions, PredictorSource, Sparsity};
 use serde_json::{Value, json};
 
 use curve_plot::{Curve, curve_plot};
 use flags::{CommonFlags, parse_predictor};
 use measure::{median, some_ids};
 use progress::Progress;
-use report::{Outcome, note, print, print_json};
+use report::{Outcome, check_outputs, note, print, print_json, write_text};
 use score::{Score, Window, windows};
 
 /// Perplexity against speed over the knob of predictors.
@@ -103,6 +101,7 @@ fn main() -> ExitCode {
 
 fn tune(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    check_outputs(&[&flags.report])?;
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let predictors = flags.predictors();
@@ -129,9 +128,7 @@ fn tune(flags: Flags) -> Outcome<()> {
     }
     drop(bar);
     if let Some(path) = &flags.report {
-        let failed = |source| core::Error::Write { path: path.clone(), source };
-        std::fs::write(path, curve_plot("Perplexity against speed", &curves(&points)))
-            .map_err(failed)?;
+        write_text(path, &curve_plot("Perplexity against speed", &curves(&points)))?;
     }
     if flags.common.json {
         let points: Vec<Value> = points.iter().map(Point::as_json).collect();

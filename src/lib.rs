@@ -21,7 +21,7 @@
 //! ```
 //!
 //! A model is a folder in Hugging Face layout: `config.json`, `model.safetensors` (or shards with
-//! their index), and `tokenizer.json`. Known architectures: LLaMA.
+//! their index), and `tokenizer.json`. Known architectures: LLaMA, OPT, Falcon.
 //!
 //! - An [`Engine`] holds the weights, the tokenizer and the threads. Clone it freely: clones share.
 //! - A [`Session`] holds one context. Each [`generate`](Session::generate) continues it;

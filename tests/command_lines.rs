@@ -456,11 +456,37 @@ fn wrong_usage_is_exit_status_2() {
         "bench --repetitions 0",
         "bench --compare fast",
         "bench --compare dense --sparsity exact",
+        "train_predictor --method svd --bits 3",
+        "train_predictor --method quantized --out x.safetensors",
+        "train_predictor --out x.bin",
     ] {
         let output = run(&line.split_whitespace().collect::<Vec<_>>());
         assert_eq!(output.status.code(), Some(2), "{line}");
         assert!(output.stdout.is_empty(), "{line}");
     }
+}
+
+#[test]
+fn outputs_that_cannot_be_written_and_texts_without_an_end_fail_before_any_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let (missing, folder) = (dir.path().join("missing/x.safetensors"), dir.path());
+    let (missing, folder) = (missing.to_str().unwrap(), folder.to_str().unwrap());
+    for (args, named) in [
+        (vec!["train_predictor", "--out", missing], missing),
+        (vec!["tune", "--report", missing], missing),
+        (vec!["plan", "--out", folder], folder),
+        (vec!["plan", "--report", missing], missing),
+        (vec!["profile", "--out", folder], folder),
+        (vec!["train_predictor", "--text", folder], folder),
+        #[cfg(unix)]
+        (vec!["train_predictor", "--text", "/dev/zero"], "/dev/zero"),
+    ] {
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.starts_with("error: ") && stderr.contains(named), "{args:?}: {stderr}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left there");
 }
 
 #[test]

@@ -34,9 +34,39 @@ pub(crate) fn run<Flags: Parser>(body: impl FnOnce(Flags) -> Outcome<()>) -> Exi
 
 /// Reads a UTF-8 text file.
 pub(crate) fn read_text(path: &Path) -> Outcome<String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Unreadable { path: path.to_path_buf(), source })?;
+    let read = || {
+        // a device may have no end, a pipe no writer
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        std::fs::read_to_string(path)
+    };
+    let text = read().map_err(|source| Unreadable { path: path.to_path_buf(), source })?;
     Ok(text)
+}
+
+/// Fails if a file that is to be written at the end could not be: before the work.
+#[allow(dead_code, reason = "not every example writes files")]
+pub(crate) fn check_outputs(paths: &[&Option<PathBuf>]) -> Outcome<()> {
+    for path in paths.iter().filter_map(|path| path.as_ref()) {
+        powerinfer::core::check_output(path)?;
+    }
+    Ok(())
+}
+
+/// Writes a text file, whole or not at all.
+#[allow(dead_code, reason = "not every example writes files")]
+pub(crate) fn write_text(path: &Path, text: &str) -> Outcome<()> {
+    use powerinfer::core::{Error, replace_file};
+    let failed = |source| Error::Write { path: path.to_owned(), source };
+    Ok(replace_file(path, |new| std::fs::write(new, text).map_err(failed))?)
+}
+
+/// Wrong usage that flags cannot express: exit status 2.
+#[allow(dead_code, reason = "not every example has any")]
+pub(crate) fn wrong_usage<T>(text: &str) -> Outcome<T> {
+    let kind = clap::error::ErrorKind::ArgumentConflict;
+    Err(clap::Error::raw(kind, format!("{text}\n")).into())
 }
 
 /// Writes one JSON object and a line end to stdout.

@@ -121,6 +121,7 @@ mod model;
 mod placement;
 mod profile;
 mod regular_file;
+mod replace_file;
 mod sampler;
 mod stats;
 mod weights;
@@ -143,6 +144,7 @@ pub use placement::{
     simulate,
 };
 pub use profile::{ActivationProfile, ProfiledModel};
+pub use replace_file::{check_output, replace_file};
 pub use sampler::{Sampler, Sampling};
 pub use stats::{PredictionCounts, SplitStats, StepStats};
 pub use weights::{

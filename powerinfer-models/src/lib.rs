@@ -82,6 +82,7 @@ pub use estimate::{MemoryEstimate, estimate};
 pub use gguf_predictor::{GgufPredictor, MlpPredictorWeights};
 pub use load::{LoadOptions, load, open};
 pub use loader::Loader;
+pub use placing::profile_path;
 pub use predictor::{PredictorOptions, PredictorSource};
 pub use registry::supported_model_types;
 pub use sizes::model_sizes;

@@ -58,11 +58,23 @@ impl Placed {
             let profile = even_profile(&sizes)?;
             let plan = make(&sizes, &profile, device, budget_bytes, predictor)?;
             let note = "no profile beside the model: all neurons count as equally hot".to_owned();
-            let placed = Self::of(&plan, &sizes, Some(note))?;
+            let placed = Self::of(&plan, &sizes, Some(note))?.noting_an_idle_device(budget_bytes);
             return Ok(Some(Self { hot_densities: Vec::new(), ..placed }));
         };
         let plan = make(&sizes, profile, device, budget_bytes, predictor)?;
-        Self::of(&plan, &sizes, None).map(Some)
+        Ok(Some(Self::of(&plan, &sizes, None)?.noting_an_idle_device(budget_bytes)))
+    }
+
+    /// Says so if the budget is too small for any neuron.
+    fn noting_an_idle_device(mut self, budget_bytes: u64) -> Self {
+        let idle = (0..self.placement.n_layers()).all(|l| self.placement.hot(l).is_empty());
+        if idle {
+            self.note = Some(format!(
+                "no neurons fit the fast device's {budget_bytes} bytes, which scratch memory is \
+                 part of: all run on the CPU"
+            ));
+        }
+        self
     }
 
     fn of(plan: &Plan, sizes: &ModelSizes, note: Option<String>) -> Result<Self> {
@@ -71,12 +83,19 @@ impl Placed {
     }
 }
 
-/// The profile that lies beside a model, if there is one.
-pub(crate) fn profile_beside(model: &Path) -> Result<Option<ActivationProfile>> {
-    let path: PathBuf = match model.is_file() {
+/// Where the profile of a model is looked for: `activation_counts.safetensors` in its folder, or
+/// `NAME.activation_counts.safetensors` beside `NAME.gguf`.
+#[must_use]
+pub fn profile_path(model: &Path) -> PathBuf {
+    match model.is_file() {
         true => model.with_extension(PROFILE_FILE),
         false => model.join(PROFILE_FILE),
-    };
+    }
+}
+
+/// The profile that lies beside a model, if there is one.
+pub(crate) fn profile_beside(model: &Path) -> Result<Option<ActivationProfile>> {
+    let path = profile_path(model);
     path.is_file().then(|| ActivationProfile::load(&path)).transpose()
 }
 

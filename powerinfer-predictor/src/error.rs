@@ -1,5 +1,7 @@
 //! The one error type of this crate.
 
+use std::path::PathBuf;
+
 use powerinfer_ops::OpError;
 
 /// The result of this crate's functions.
@@ -15,6 +17,17 @@ pub enum Error {
     /// A file of predictors, or something in it.
     #[error(transparent)]
     Core(Box<powerinfer_core::Error>),
+    /// A layer of a file of predictors cannot be used.
+    #[error("{}: the predictor of layer {layer} cannot be used", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// What is wrong there.
+        #[source]
+        source: Box<Error>,
+    },
     /// candle refused an operation.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -5,13 +5,12 @@ mod original;
 mod tensors;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use powerinfer_core::{
-    Error as CoreError, Layout, Result as CoreResult, TensorSource, WeightStore,
+    Error as CoreError, Layout, Result as CoreResult, TensorSource, WeightStore, replace_file,
     write_safetensors_with,
 };
 use powerinfer_ops::{FfnWeights, WeightFormat};
@@ -95,11 +94,8 @@ impl ModelPredictor {
                 entries.insert(name.to_owned(), value.clone());
             }
         }
-        let beside = path.with_extension("part");
         let tensors = LayerTensors::new(path, &self.layers, WeightFormat::F16);
-        write_safetensors_with(&beside, &tensors, &entries)?;
-        let failed = |source| CoreError::Write { path: path.to_owned(), source };
-        Ok(fs::rename(&beside, path).map_err(failed)?)
+        Ok(replace_file(path, |new| write_safetensors_with(new, &tensors, &entries))?)
     }
 
     /// Reads a file whole.
@@ -300,12 +296,20 @@ impl PredictorFile {
     /// The predictor of a layer, held in `format` or in the file's own type.
     ///
     /// # Errors
+    /// [`Error::InFile`](crate::Error::InFile) naming file and layer, with what is wrong there:
     /// [`Error::Core`](crate::Error::Core) for a tensor of a type that weights are not read from or
     /// whose rows are no whole blocks of `format`; as [`MlpPredictor::new`].
     ///
     /// # Panics
     /// If there is no such layer.
     pub fn layer(&self, layer: usize, format: Option<WeightFormat>) -> Result<MlpPredictor> {
+        self.read_layer(layer, format).map_err(|source| {
+            let (path, source) = (self.path.clone(), Box::new(source));
+            crate::Error::InFile { path, layer, source }
+        })
+    }
+
+    fn read_layer(&self, layer: usize, format: Option<WeightFormat>) -> Result<MlpPredictor> {
         let rank = self.ranks[layer];
         let mut store = WeightStore::from_source(Box::new(self.store.clone()));
         let [fc1, fc2] = names(layer);

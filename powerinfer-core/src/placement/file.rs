@@ -13,6 +13,7 @@ use crate::config::field::Fields;
 use crate::error::{Error, Result};
 use crate::json;
 use crate::regular_file::RegularFile;
+use crate::replace_file::replace_file;
 
 /// The key that says that this is a plan, and its value, the version of the form.
 const VERSION_KEY: &str = "powerinfer_plan";
@@ -143,9 +144,7 @@ impl Plan {
     /// [`Error::Write`].
     pub fn save(&self, path: &Path) -> Result<()> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
-        let beside = path.with_extension("part");
-        fs::write(&beside, self.to_json()).map_err(failed)?;
-        fs::rename(&beside, path).map_err(failed)
+        replace_file(path, |new| fs::write(new, self.to_json()).map_err(failed))
     }
 }
 

@@ -13,6 +13,7 @@ use super::{ActivationProfile, ProfiledModel};
 use crate::allocation::try_zeroed;
 use crate::error::{Error, Result};
 use crate::json;
+use crate::replace_file::replace_file;
 use crate::weights::SmallTensors;
 
 /// The entry of the header that says what the model is, as JSON.
@@ -89,9 +90,7 @@ impl ActivationProfile {
         let info = HashMap::from([(MODEL.to_owned(), model.to_string())]);
         let bytes = serialize(tensors, Some(info)).map_err(broken)?;
         let failed = |source| Error::Write { path: path.to_owned(), source };
-        let beside = path.with_extension("part");
-        fs::write(&beside, bytes).map_err(failed)?;
-        fs::rename(&beside, path).map_err(failed)
+        replace_file(path, |new| fs::write(new, bytes).map_err(failed))
     }
 }
 

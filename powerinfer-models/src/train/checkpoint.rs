@@ -1,12 +1,11 @@
 //! The state of a fitting: what it goes on from.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
     Error as CoreError, FileDtype, Result as CoreResult, TensorInfo, TensorSource, WeightStore,
-    write_safetensors_with,
+    replace_file, write_safetensors_with,
 };
 use powerinfer_ops::WeightFormat;
 use powerinfer_predictor::{LayerFit, MlpWeights, PredictionTarget};
@@ -70,10 +69,8 @@ impl Checkpoint {
             // as bits: a number of digits might not come back the same
             ("listed".to_owned(), format!("{:016x}", self.listed_per_firing.to_bits())),
         ]);
-        let beside = path.with_extension("part");
-        write_safetensors_with(&beside, &State { path, parts: self.parts() }, &entries)?;
-        let failed = |source| CoreError::Write { path: path.to_owned(), source };
-        Ok(fs::rename(&beside, path).map_err(failed)?)
+        let state = State { path, parts: self.parts() };
+        Ok(replace_file(path, |new| write_safetensors_with(new, &state, &entries))?)
     }
 
     /// Goes on from a file of the same run.

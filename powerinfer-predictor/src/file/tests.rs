@@ -1,3 +1,5 @@
+use std::fs;
+
 use powerinfer_core::{FileDtype, TensorInfo};
 
 use super::*;
