@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::svg::{begin, line, text, upright};
+use super::svg::{begin, curve, line, text, upright};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 520.0;
@@ -58,18 +58,10 @@ pub(crate) fn budget_plot(
         ("host alone, dense, tokens/s", DENSE, heights(&|_| dense / top)),
     ];
     for (index, (name, colour, heights)) in lines.into_iter().enumerate() {
-        let mut at = String::new();
-        for (point, height) in points.iter().zip(heights) {
-            let (x, y) = place(x(point.budget_bytes), height);
-            let _ = write!(at, "{x:.1},{y:.1} ");
-        }
-        let at = at.trim_end();
+        let at = points.iter().zip(heights).map(|(p, height)| place(x(p.budget_bytes), height));
         // what a plan gives is drawn through, what it is compared with in dashes
         let dashes = if index < 2 { "" } else { r#" stroke-dasharray="7 3""# };
-        let _ = writeln!(
-            svg,
-            r#"<polyline points="{at}" fill="none" stroke="{colour}" stroke-width="2.5"{dashes}/>"#
-        );
+        curve(&mut svg, at, &format!(r#"stroke="{colour}" stroke-width="2.5"{dashes}"#), name);
         let (left, y) = (FRAME[2] + 84.0, FRAME[1] + 14.0 + 26.0 * index as f64);
         let _ = writeln!(
             svg,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::svg::{begin, line, text, upright};
+use super::svg::{self, begin, line, text, upright};
 
 const WIDTH: f64 = 820.0;
 const HEIGHT: f64 = 520.0;
@@ -27,17 +27,12 @@ pub(crate) fn curve_plot(title: &str, curves: &[Curve]) -> String {
     axes(&mut svg, &x, &y);
     for (i, curve) in curves.iter().enumerate() {
         let colour = format!("hsl({:.0} 70% 42%)", 360.0 * i as f64 / curves.len().max(1) as f64);
-        let mut points = String::new();
-        for &(speed, perplexity) in &curve.points {
-            let (px, py) = place(x.share(speed), y.share(perplexity));
-            let _ = write!(points, "{px:.1},{py:.1} ");
+        let at = |&(speed, perplexity): &_| place(x.share(speed), y.share(perplexity));
+        for (px, py) in curve.points.iter().map(at) {
             let _ = writeln!(svg, r#"<circle cx="{px:.1}" cy="{py:.1}" r="4" fill="{colour}"/>"#);
         }
-        let points = points.trim_end();
-        let _ = writeln!(
-            svg,
-            r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>"#
-        );
+        let style = format!(r#"stroke="{colour}" stroke-width="2""#);
+        svg::curve(&mut svg, curve.points.iter().map(at), &style, &curve.name);
         let (left, top) = (FRAME[2] + 20.0, FRAME[1] + 10.0 + 23.0 * i as f64);
         let _ = writeln!(
             svg,

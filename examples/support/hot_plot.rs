@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use powerinfer::core::ActivationProfile;
 
-use super::svg::{begin, line, text, upright};
+use super::svg::{begin, curve, line, text, upright};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 520.0;
@@ -32,16 +32,10 @@ pub(crate) fn hot_plot(profile: &ActivationProfile) -> String {
     axes(&mut svg);
     for layer in 0..model.n_layers {
         let colour = colour(layer, model.n_layers);
-        let mut points = String::new();
-        for (i, share) in profile.hot_curve(layer, POINTS).into_iter().enumerate() {
-            let (x, y) = place(i as f64 / POINTS as f64, share);
-            let _ = write!(points, "{x:.1},{y:.1} ");
-        }
-        let points = points.trim_end();
-        let _ = writeln!(
-            svg,
-            r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"><title>layer {layer}</title></polyline>"#
-        );
+        let shares = profile.hot_curve(layer, POINTS).into_iter().enumerate();
+        let points = shares.map(|(i, share)| place(i as f64 / POINTS as f64, share));
+        let style = format!(r#"stroke="{colour}" stroke-width="2""#);
+        curve(&mut svg, points, &style, &format!("layer {layer}"));
     }
     legend(&mut svg, profile);
     svg.push_str("</svg>\n");

@@ -19,9 +19,14 @@ pub(crate) fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64))
     );
 }
 
+/// A text as it stands in a file.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
 /// A label.
 pub(crate) fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, size: u32, text: &str) {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    let text = escaped(text);
     let _ = writeln!(
         svg,
         r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" font-size="{size}">{text}</text>"#
@@ -33,5 +38,21 @@ pub(crate) fn upright(svg: &mut String, (x, y): (f64, f64), text: &str) {
     let _ = writeln!(
         svg,
         r#"<text x="{x}" y="{y}" text-anchor="middle" transform="rotate(-90 {x} {y})">{text}</text>"#
+    );
+}
+
+/// A line through points; `style` is its attributes, `title` what shows when it is pointed at.
+pub(crate) fn curve(
+    svg: &mut String,
+    points: impl IntoIterator<Item = (f64, f64)>,
+    style: &str,
+    title: &str,
+) {
+    let points: Vec<String> = points.into_iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let _ = writeln!(
+        svg,
+        r#"<polyline points="{}" fill="none" {style}><title>{}</title></polyline>"#,
+        points.join(" "),
+        escaped(title)
     );
 }

@@ -27,6 +27,12 @@ impl Digest {
         }
     }
 
+    /// The name as a number.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0
+    }
+
     /// Sixteen hexadecimal digits.
     #[must_use]
     pub fn name(&self) -> String {

@@ -204,3 +204,19 @@ pub enum OpError {
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
+
+impl OpError {
+    /// Fails with [`OpError::Shape`] unless `found` is what was expected.
+    pub(crate) fn check_shape(
+        op: &'static str,
+        what: &'static str,
+        expected: &[usize],
+        found: &[usize],
+    ) -> Result<(), Self> {
+        if expected == found {
+            return Ok(());
+        }
+        let (expected, found) = (expected.to_vec(), found.to_vec());
+        Err(Self::Shape { op, what, expected, found })
+    }
+}

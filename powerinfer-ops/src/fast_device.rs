@@ -15,6 +15,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::activation::Activation;
 use crate::error::OpError;
 use crate::ffn::{FfnCounts, FfnWeights};
 use crate::gate_estimate::GateEstimate;
@@ -231,6 +232,42 @@ impl DeviceMemory {
     /// Gives `bytes` back.
     pub fn give_back(&mut self, bytes: u64) {
         self.held_bytes = self.held_bytes.saturating_sub(bytes);
+    }
+}
+
+/// What every device checks before it queues work on rows that it holds.
+pub(crate) struct HeldShape<'a> {
+    pub(crate) device: &'a str,
+    pub(crate) activation: Activation,
+    pub(crate) n_neurons: usize,
+    pub(crate) d_model: usize,
+    /// Hidden values of a token that the held predictor reads; `None` without a predictor.
+    pub(crate) rank: Option<usize>,
+}
+
+impl HeldShape<'_> {
+    /// Fails unless the work can be done; returns the number of tokens.
+    pub(crate) fn check(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<usize, OpError> {
+        let op = "HeldFfn::start";
+        let n_tokens = x.len() / self.d_model.max(1);
+        OpError::check_shape(op, "x", &[n_tokens * self.d_model], &[x.len()])?;
+        if !matches!(neurons, HeldNeurons::All) && !self.activation.is_sparse() {
+            return Err(OpError::NotSparse { activation: self.activation.name() });
+        }
+        match (neurons, self.rank) {
+            (HeldNeurons::All | HeldNeurons::Firing, _) => {}
+            (HeldNeurons::FiringOf(picks), _) => {
+                OpError::check_shape(op, "lists of ids", &[n_tokens], &[picks.len()])?;
+                picks.iter().try_for_each(|ids| ids.check_below(op, self.n_neurons))?;
+            }
+            (HeldNeurons::Predicted(hidden), Some(rank)) => {
+                OpError::check_shape(op, "hidden values", &[n_tokens * rank], &[hidden.len()])?;
+            }
+            (HeldNeurons::Predicted(_), None) => {
+                return Err(OpError::NoHeldPredictor { device: self.device.to_owned() });
+            }
+        }
+        Ok(n_tokens)
     }
 }
 

@@ -350,38 +350,28 @@ impl Run<'_> {
     /// rows are one a neuron.
     fn check(&self, neurons: Neurons<'_>) -> Result<(), OpError> {
         let n_tokens = self.x.n_tokens();
+        let check = |what, expected: &[usize], found: &[usize]| {
+            OpError::check_shape("ffn", what, expected, found)
+        };
         match neurons {
             Neurons::All | Neurons::Firing => Ok(()),
             Neurons::FiringOf(picks) => {
-                self.check_shape("lists of ids", &[n_tokens], &[picks.len()])?;
+                check("lists of ids", &[n_tokens], &[picks.len()])?;
                 picks.iter().try_for_each(|picks| self.weights.gate.check_ids("ffn", picks))
             }
             Neurons::Estimated(estimate, _) => {
                 let rows = estimate.rows();
                 let expected = [self.weights.n_neurons(), self.weights.d_model()];
-                self.check_shape("the low-bit copy", &expected, &[rows.n_rows(), rows.n_columns()])
+                check("the low-bit copy", &expected, &[rows.n_rows(), rows.n_columns()])
             }
             Neurons::Scored(NeuronScores { rows, hidden, .. }) => {
                 let (n_neurons, rank) = (rows.n_neurons(), rows.d_model());
                 let expected = [self.weights.n_neurons(), rank];
-                self.check_shape("the predictor's rows", &expected, &[n_neurons, rank])?;
+                check("the predictor's rows", &expected, &[n_neurons, rank])?;
                 let expected = n_tokens * rank;
-                self.check_shape("the predictor's hidden values", &[expected], &[hidden.len()])
+                check("the predictor's hidden values", &[expected], &[hidden.len()])
             }
         }
-    }
-
-    fn check_shape(
-        &self,
-        what: &'static str,
-        expected: &[usize],
-        found: &[usize],
-    ) -> Result<(), OpError> {
-        if expected == found {
-            return Ok(());
-        }
-        let (expected, found) = (expected.to_vec(), found.to_vec());
-        Err(OpError::Shape { op: "ffn", what, expected, found })
     }
 }
 

@@ -7,6 +7,8 @@ use crate::cpu::{RowKernels, rows};
 use crate::error::OpError;
 use crate::format::WeightFormat;
 use crate::matrix::NeuronMatrix;
+use crate::residual::add_to_rows;
+use crate::sparse_matvec::check_bias;
 use crate::tensor;
 use crate::workspace::Workspace;
 
@@ -41,10 +43,7 @@ pub fn linears<const N: usize>(
     let d_model = projections.first().map_or(0, |(w, _)| w.d_model());
     for (w, bias) in projections {
         tensor::check_rows(NAME, "x", x, w.d_model())?;
-        if let Some(bias) = bias.filter(|bias| bias.len() != w.n_neurons()) {
-            let (expected, found) = (vec![w.n_neurons()], vec![bias.len()]);
-            return Err(OpError::Shape { op: NAME, what: "bias", expected, found });
-        }
+        check_bias(NAME, w, bias)?;
     }
     tensor::with_rows(NAME, "x", x, d_model, |values| {
         let n_tokens = x.dims()[0];
@@ -63,11 +62,8 @@ pub fn linears<const N: usize>(
         }
         let mut tensors = Vec::with_capacity(N);
         for ((w, bias), mut out) in projections.into_iter().zip(outs) {
-            let n_out = w.n_neurons();
-            for y in out.chunks_exact_mut(n_out.max(1)) {
-                y.iter_mut().zip(bias.into_iter().flatten()).for_each(|(y, bias)| *y += bias);
-            }
-            tensors.push(Tensor::from_vec(out, (n_tokens, n_out), &Device::Cpu)?);
+            add_to_rows(&mut out, bias.unwrap_or_default());
+            tensors.push(Tensor::from_vec(out, (n_tokens, w.n_neurons()), &Device::Cpu)?);
         }
         Ok(<[Tensor; N]>::try_from(tensors).expect("one for each projection"))
     })

@@ -90,6 +90,14 @@ impl NeuronIds {
         self.0.extend_from_slice(&ids.0);
     }
 
+    /// Fails if an id is beyond `n_rows` rows.
+    pub(crate) fn check_below(&self, op: &'static str, n_rows: usize) -> Result<(), OpError> {
+        match self.last().filter(|&id| id as usize >= n_rows) {
+            Some(id) => Err(OpError::IdOutOfRange { op, id, n_rows }),
+            None => Ok(()),
+        }
+    }
+
     /// Positions within `to` of the ids that are in both: a shard that holds the neurons `to`
     /// runs these of its rows.
     #[must_use]

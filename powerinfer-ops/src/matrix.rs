@@ -376,10 +376,7 @@ impl NeuronMatrix {
 
     /// Fails if an id is beyond the rows.
     pub(crate) fn check_ids(&self, op: &'static str, ids: &NeuronIds) -> Result<(), OpError> {
-        match ids.last().filter(|&id| id as usize >= self.n_neurons) {
-            Some(id) => Err(OpError::IdOutOfRange { op, id, n_rows: self.n_neurons }),
-            None => Ok(()),
-        }
+        ids.check_below(op, self.n_neurons)
     }
 
     /// Bytes of a row without and with padding, checked for the whole matrix.

@@ -57,9 +57,17 @@ pub fn residual_add(a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
 pub fn add_bias(x: &Tensor, bias: &[f32]) -> Result<Tensor, OpError> {
     with_rows("add_bias", "x", x, bias.len(), |values| {
         let mut sum = values.to_vec();
-        for row in sum.chunks_exact_mut(bias.len().max(1)) {
-            row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-        }
+        add_to_rows(&mut sum, bias);
         Ok(Tensor::from_vec(sum, x.shape(), &Device::Cpu)?)
     })
+}
+
+/// Adds a bias to each row of as many values; none where it is empty.
+pub(crate) fn add_to_rows(rows: &mut [f32], bias: &[f32]) {
+    if bias.is_empty() {
+        return;
+    }
+    for row in rows.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+    }
 }

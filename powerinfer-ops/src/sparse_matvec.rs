@@ -9,6 +9,7 @@ use crate::cuda;
 use crate::error::OpError;
 use crate::mask::ActivationMask;
 use crate::matrix::NeuronMatrix;
+use crate::residual::add_to_rows;
 use crate::tensor;
 
 /// The products of the picked rows, zero for the others.
@@ -124,10 +125,7 @@ impl CustomOp1 for SparseMatvec {
 /// ```
 pub fn linear(w: &NeuronMatrix, bias: Option<&[f32]>, x: &Tensor) -> Result<Tensor, OpError> {
     tensor::check_operand(Linear::NAME, "x", x, w.d_model())?;
-    if let Some(bias) = bias.filter(|bias| bias.len() != w.n_neurons()) {
-        let (expected, found) = (vec![w.n_neurons()], vec![bias.len()]);
-        return Err(OpError::Shape { op: Linear::NAME, what: "bias", expected, found });
-    }
+    check_bias(Linear::NAME, w, bias)?;
     Ok(x.apply_op1_no_bwd(&Linear { w, bias })?)
 }
 
@@ -175,11 +173,7 @@ impl CustomOp1 for Linear<'_> {
         let n_out = self.w.n_neurons();
         let mut y = vec![0.0; n_tokens * n_out];
         project(self.w, x, &mut y);
-        if let Some(bias) = self.bias {
-            for y in y.chunks_exact_mut(n_out.max(1)) {
-                y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-            }
-        }
+        add_to_rows(&mut y, self.bias.unwrap_or_default());
         Ok((CpuStorage::F32(y), Shape::from((n_tokens, n_out))))
     }
 
@@ -194,6 +188,16 @@ impl CustomOp1 for Linear<'_> {
     }
 }
 
+/// Fails unless there is one bias a row, or none.
+pub(crate) fn check_bias(
+    op: &'static str,
+    w: &NeuronMatrix,
+    bias: Option<&[f32]>,
+) -> Result<(), OpError> {
+    let found = bias.map_or(w.n_neurons(), <[f32]>::len);
+    OpError::check_shape(op, "bias", &[w.n_neurons()], &[found])
+}
+
 /// Fails unless `mask` is `[n_tokens, n_neurons]`.
 pub(crate) fn check_mask(
     op: &'static str,
@@ -201,11 +205,8 @@ pub(crate) fn check_mask(
     n_tokens: usize,
     n_neurons: usize,
 ) -> Result<(), OpError> {
-    if (mask.n_tokens(), mask.n_neurons()) == (n_tokens, n_neurons) {
-        return Ok(());
-    }
-    let (expected, found) = (vec![n_tokens, n_neurons], vec![mask.n_tokens(), mask.n_neurons()]);
-    Err(OpError::Shape { op, what: "mask", expected, found })
+    let found = [mask.n_tokens(), mask.n_neurons()];
+    OpError::check_shape(op, "mask", &[n_tokens, n_neurons], &found)
 }
 
 /// Tokens and values of the operand of a custom op, which anybody may apply to any tensor.

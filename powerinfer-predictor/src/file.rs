@@ -10,8 +10,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use powerinfer_core::{
-    Error as CoreError, Layout, Result as CoreResult, TensorSource, WeightStore, replace_file,
-    write_safetensors_with,
+    Digest, Error as CoreError, Layout, Result as CoreResult, TensorSource, WeightStore,
+    replace_file, write_safetensors_with,
 };
 use powerinfer_ops::{FfnWeights, WeightFormat};
 
@@ -60,10 +60,9 @@ pub fn gate_digest(weights: &FfnWeights) -> u64 {
     const ROWS: usize = 16;
     let n = weights.n_neurons();
     let rows = (0..ROWS.min(n)).map(|i| i * n / ROWS.min(n));
-    // Fowler, Noll and Vo's hash, FNV-1a
-    rows.flat_map(|row| weights.gate.row(row)).fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    let mut digest = Digest::default();
+    rows.for_each(|row| digest.update(weights.gate.row(row)));
+    digest.value()
 }
 
 impl ModelPredictor {

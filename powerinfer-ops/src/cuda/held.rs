@@ -11,7 +11,7 @@ use super::pending::CudaPending;
 use super::queue::Address;
 use super::stream::Memory;
 use crate::error::OpError;
-use crate::fast_device::{HeldFfn, HeldNeurons, HotRows, PendingFfn, RowPredictor};
+use crate::fast_device::{HeldFfn, HeldNeurons, HeldShape, HotRows, PendingFfn, RowPredictor};
 use crate::ffn::{FfnCounts, FfnWeights};
 use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
@@ -101,11 +101,8 @@ impl HeldRows {
     fn add_estimate(&self, estimate: &GateEstimate, margin: f32) -> Result<(), OpError> {
         let (n_neurons, d_model) = (self.n_neurons(), self.d_model());
         let found = [estimate.rows().n_rows(), estimate.rows().n_columns()];
-        if found != [n_neurons, d_model] {
-            let (expected, found) = (vec![n_neurons, d_model], found.to_vec());
-            let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
-            return Err(OpError::Shape { op, what, expected, found });
-        }
+        let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
+        OpError::check_shape(op, what, &[n_neurons, d_model], &found)?;
         let bytes = HeldEstimate::bytes(estimate);
         let shared = &*self.shared;
         shared.reserve(bytes, ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE })?;
@@ -218,40 +215,16 @@ impl CudaFfn {
     }
 
     fn check(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<usize, OpError> {
-        let op = "HeldFfn::start";
-        let (rows, d_model) = (&self.rows, self.rows.d_model());
-        if d_model == 0 || !x.len().is_multiple_of(d_model) {
-            let (expected, found) = (vec![d_model], vec![x.len()]);
-            return Err(OpError::Shape { op, what: "x", expected, found });
-        }
-        let n_tokens = x.len() / d_model;
-        let activation = rows.settings.activation;
-        if !matches!(neurons, HeldNeurons::All) && !activation.is_sparse() {
-            return Err(OpError::NotSparse { activation: activation.name() });
-        }
-        match neurons {
-            HeldNeurons::FiringOf(picks) if picks.len() != n_tokens => {
-                let (expected, found) = (vec![n_tokens], vec![picks.len()]);
-                Err(OpError::Shape { op, what: "lists of ids", expected, found })
-            }
-            HeldNeurons::FiringOf(picks) => {
-                let n_rows = rows.n_neurons();
-                let beyond = |ids: &NeuronIds| ids.last().filter(|&id| id as usize >= n_rows);
-                match picks.iter().find_map(beyond) {
-                    Some(id) => Err(OpError::IdOutOfRange { op, id, n_rows }),
-                    None => Ok(n_tokens),
-                }
-            }
-            HeldNeurons::Predicted(_) if rows.predictor.get().is_none() => {
-                Err(OpError::NoHeldPredictor { device: rows.shared.name.clone() })
-            }
-            HeldNeurons::Predicted(hidden) if !hidden.is_empty() => {
-                let (expected, found) = (vec![0], vec![hidden.len()]);
-                Err(OpError::Shape { op, what: "hidden values", expected, found })
-            }
-            HeldNeurons::Predicted(_) => Ok(n_tokens),
-            HeldNeurons::All | HeldNeurons::Firing => Ok(n_tokens),
-        }
+        let rows = &self.rows;
+        let shape = HeldShape {
+            device: &rows.shared.name,
+            activation: rows.settings.activation,
+            n_neurons: rows.n_neurons(),
+            d_model: rows.d_model(),
+            // a low-bit copy reads the input itself
+            rank: rows.predictor.get().map(|_| 0),
+        };
+        shape.check(neurons, x)
     }
 
     /// Queues all groups of tokens.

@@ -32,7 +32,7 @@ impl CudaPending {
 
 impl PendingFfn for CudaPending {
     fn wait(self: Box<Self>, y: &mut [f32]) -> Result<HeldRun, OpError> {
-        check_len(self.len, y.len())?;
+        OpError::check_shape("PendingFfn::wait", "y", &[self.len], &[y.len()])?;
         let mut counts = FfnCounts::default();
         let Some(exchange) = &self.exchange else { return Ok(HeldRun::default()) };
         let failed = |error| self.rows.shared.failed(error);
@@ -51,13 +51,4 @@ impl Drop for CudaPending {
             self.rows.shared.return_exchange(exchange);
         }
     }
-}
-
-/// Fails unless `y` is as long as the input was.
-fn check_len(expected: usize, found: usize) -> Result<(), OpError> {
-    if expected == found {
-        return Ok(());
-    }
-    let (expected, found) = (vec![expected], vec![found]);
-    Err(OpError::Shape { op: "PendingFfn::wait", what: "y", expected, found })
 }

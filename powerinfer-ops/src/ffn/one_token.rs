@@ -130,10 +130,9 @@ fn bytes_at_least(neurons: Neurons<'_>, weights: &FfnWeights) -> usize {
     }
 }
 
-/// Whether to read all `n_rows` rows of a chunk, of which `n_candidates` are still at hand, where
-/// `n_wanted` are wanted.
-fn read_all(n_wanted: usize, n_rows: usize, n_candidates: usize) -> bool {
-    n_candidates == n_rows && n_wanted as f64 > READ_ALL_SHARE * n_rows as f64
+/// Whether so many rows of a chunk are wanted that all `n_rows` are read.
+fn most_of(n_wanted: usize, n_rows: usize) -> bool {
+    n_wanted as f64 > READ_ALL_SHARE * n_rows as f64
 }
 
 impl Chunk {
@@ -149,7 +148,8 @@ impl Chunk {
         let n_rows = rows.len();
         let (picked, n_candidates) = self.start(run, neurons, seen, rows);
         let fired = self.n_firing(n_candidates);
-        let keep_all = matches!(neurons, Neurons::All) || read_all(fired, n_rows, n_candidates);
+        let read_all = n_candidates == n_rows && most_of(fired, n_rows);
+        let keep_all = matches!(neurons, Neurons::All) || read_all;
         let n = if keep_all { n_candidates } else { self.keep_firing(n_candidates) };
         let mut n_down = n;
         if let Some(matrix) = &weights.up {
@@ -188,7 +188,7 @@ impl Chunk {
         rows: Range<usize>,
     ) -> (usize, usize) {
         let picked = self.pick(run, neurons, seen, rows.clone());
-        let all = read_all(picked, rows.len(), rows.len()) && picked < rows.len();
+        let all = picked < rows.len() && most_of(picked, rows.len());
         let mut left_out = [false; CHUNK_ROWS];
         if all {
             left_out.fill(true);

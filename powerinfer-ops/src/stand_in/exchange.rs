@@ -62,10 +62,7 @@ impl Exchange {
 
     /// Adds the output to `y`.
     pub(super) fn add_to(&self, y: &mut [f32]) -> Result<(), OpError> {
-        if y.len() != self.y.len() {
-            let (expected, found) = (vec![self.y.len()], vec![y.len()]);
-            return Err(OpError::Shape { op: "PendingFfn::wait", what: "y", expected, found });
-        }
+        OpError::check_shape("PendingFfn::wait", "y", &[self.y.len()], &[y.len()])?;
         crate::cpu::rows::add(y, &self.y);
         Ok(())
     }

@@ -9,7 +9,9 @@ use super::exchange::Exchange;
 use super::executor::{Answer, Job, TOKENS_AT_ONCE};
 use super::{NAME, Shared, StandInFailure, failed};
 use crate::error::OpError;
-use crate::fast_device::{HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor};
+use crate::fast_device::{
+    HeldFfn, HeldNeurons, HeldRun, HeldShape, HotRows, PendingFfn, RowPredictor,
+};
 use crate::ffn::{FfnWeights, NeuronScores, Neurons};
 use crate::gate_estimate::GateEstimate;
 use crate::matrix::NeuronMatrix;
@@ -108,13 +110,10 @@ impl HeldRows {
     fn add_predictor(&self, predictor: RowPredictor<'_>) -> Result<(), OpError> {
         let predictor = HeldPredictor::of(predictor);
         let (n, d_model) = (self.weights.n_neurons(), self.weights.d_model());
-        let [n_rows, n_columns] = predictor.shape();
-        let columns = if predictor.rank() == 0 { d_model } else { n_columns };
-        if [n_rows, n_columns] != [n, columns] {
-            let (expected, found) = (vec![n, columns], vec![n_rows, n_columns]);
-            let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
-            return Err(OpError::Shape { op, what, expected, found });
-        }
+        let found = predictor.shape();
+        let columns = if predictor.rank() == 0 { d_model } else { found[1] };
+        let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
+        OpError::check_shape(op, what, &[n, columns], &found)?;
         let shape = [n, d_model, predictor.rank()];
         let scratch = Workspace::ffn_bytes_at_most(shape, TOKENS_AT_ONCE);
         let bytes = predictor.bytes()? as u64;
@@ -127,29 +126,14 @@ impl HeldRows {
         Ok(())
     }
 
-    /// Fails unless work can be done on `x`.
-    fn check(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<(), OpError> {
-        let d_model = self.weights.d_model();
-        let n_tokens = x.len() / d_model.max(1);
-        check_shape("x", &[n_tokens * d_model], &[x.len()])?;
-        let activation = self.weights.activation;
-        if !matches!(neurons, HeldNeurons::All) && !activation.is_sparse() {
-            return Err(OpError::NotSparse { activation: activation.name() });
-        }
-        match (neurons, self.predictor.get()) {
-            (HeldNeurons::All | HeldNeurons::Firing, _) => Ok(()),
-            (HeldNeurons::FiringOf(picks), _) => {
-                check_shape("lists of ids", &[n_tokens], &[picks.len()])?;
-                let check = |ids| self.weights.gate.check_ids("HeldFfn::start", ids);
-                picks.iter().try_for_each(check)
-            }
-            (HeldNeurons::Predicted(hidden), Some(predictor)) => {
-                let expected = [n_tokens * predictor.rank()];
-                check_shape("hidden values", &expected, &[hidden.len()])
-            }
-            (HeldNeurons::Predicted(_), None) => {
-                Err(OpError::NoHeldPredictor { device: NAME.to_owned() })
-            }
+    /// What work on the rows is checked against.
+    fn shape(&self) -> HeldShape<'static> {
+        HeldShape {
+            device: NAME,
+            activation: self.weights.activation,
+            n_neurons: self.weights.n_neurons(),
+            d_model: self.weights.d_model(),
+            rank: self.predictor.get().map(HeldPredictor::rank),
         }
     }
 }
@@ -158,14 +142,6 @@ impl Drop for HeldRows {
     fn drop(&mut self) {
         self.shared.give_back(*self.bytes.get_mut());
     }
-}
-
-fn check_shape(what: &'static str, expected: &[usize], found: &[usize]) -> Result<(), OpError> {
-    if expected == found {
-        return Ok(());
-    }
-    let (expected, found) = (expected.to_vec(), found.to_vec());
-    Err(OpError::Shape { op: "HeldFfn::start", what, expected, found })
 }
 
 /// [`HeldRows`] as their owner has them.
@@ -208,7 +184,7 @@ impl HeldFfn for StandInFfn {
     }
 
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {
-        self.rows.check(neurons, x)?;
+        self.rows.shape().check(neurons, x)?;
         let shared = &self.rows.shared;
         let mut exchange = shared.take_exchange();
         exchange.fill(neurons, x);
