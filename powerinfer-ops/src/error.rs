@@ -192,6 +192,18 @@ pub enum OpError {
         /// Name of the device.
         device: String,
     },
+    /// A fast device was to run norms, attention or a head, and only runs networks.
+    #[error("{device} runs feed-forward networks only")]
+    NoDenseParts {
+        /// Name of the device.
+        device: String,
+    },
+    /// A part that one device holds was to run on a sequence of another.
+    #[error("the part is on {device}, the sequence is not")]
+    ForeignSequence {
+        /// Name of the part's device.
+        device: String,
+    },
     /// A device that this build was made without.
     #[error("{device} needs a build with the feature `{feature}`")]
     FeatureOff {

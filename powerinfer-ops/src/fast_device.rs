@@ -12,6 +12,8 @@
 //!
 //! So one input goes to the device and one partial output comes back, each `[n_tokens, d_model]`.
 
+mod dense;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +23,11 @@ use crate::ffn::{FfnCounts, FfnWeights};
 use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
+
+pub use dense::{
+    AttentionPart, DensePart, DeviceSequence, HeadPart, HeldAttention, HeldHead, HeldNorm,
+    NormPart, SequenceShape, Slot,
+};
 
 /// A device with memory and an executor of its own.
 ///
@@ -54,6 +61,51 @@ pub trait FastDevice: fmt::Debug + Send + Sync {
     /// [`OpError::DownByOutput`], [`OpError::IdOutOfRange`], [`OpError::Allocation`];
     /// [`OpError::DeviceFailed`].
     fn hold(&self, rows: HotRows<'_>) -> Result<Box<dyn HeldFfn>, OpError>;
+
+    /// Whether norms, attention and head can run on the device. Where they cannot, which is the default,
+    /// the methods below fail.
+    fn runs_dense_parts(&self) -> bool {
+        false
+    }
+
+    /// Bytes that a sequence of so many tokens takes of the budget if no pass is over more than
+    /// `pass_tokens`: what a planner leaves for each.
+    fn sequence_bytes(&self, _shape: SequenceShape, _n_tokens: usize, _pass_tokens: usize) -> u64 {
+        0
+    }
+
+    /// Copies a norm to the device.
+    ///
+    /// # Errors
+    /// [`OpError::NoDenseParts`], [`OpError::DeviceBudget`], [`OpError::Shape`],
+    /// [`OpError::DeviceFailed`]; so for the next two.
+    fn hold_norm(&self, _norm: NormPart<'_>) -> Result<Box<dyn HeldNorm>, OpError> {
+        Err(OpError::NoDenseParts { device: self.name().to_owned() })
+    }
+
+    /// Copies an attention layer to the device.
+    ///
+    /// # Errors
+    /// As [`hold_norm`](Self::hold_norm).
+    fn hold_attention(&self, _part: AttentionPart<'_>) -> Result<Box<dyn HeldAttention>, OpError> {
+        Err(OpError::NoDenseParts { device: self.name().to_owned() })
+    }
+
+    /// Copies a head to the device.
+    ///
+    /// # Errors
+    /// As [`hold_norm`](Self::hold_norm).
+    fn hold_head(&self, _head: HeadPart<'_>) -> Result<Box<dyn HeldHead>, OpError> {
+        Err(OpError::NoDenseParts { device: self.name().to_owned() })
+    }
+
+    /// An empty sequence.
+    ///
+    /// # Errors
+    /// [`OpError::NoDenseParts`], [`OpError::DeviceBudget`], [`OpError::DeviceFailed`].
+    fn sequence(&self, _shape: SequenceShape) -> Result<Box<dyn DeviceSequence>, OpError> {
+        Err(OpError::NoDenseParts { device: self.name().to_owned() })
+    }
 }
 
 /// The hot rows of a layer on a device.
@@ -94,6 +146,21 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
     /// [`OpError::IdOutOfRange`], [`OpError::NotSparse`] if neurons are to be left out under an
     /// activation that is never zero, [`OpError::NoHeldPredictor`], [`OpError::DeviceFailed`].
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError>;
+
+    /// [`start`](Self::start) with the tokens of a slot of a sequence on the same device. The output
+    /// stays there, for [`DeviceSequence::finish_ffn`].
+    ///
+    /// # Errors
+    /// As `start`; [`OpError::ForeignSequence`] if the sequence is another device's,
+    /// [`OpError::NoDenseParts`] if the device runs no dense parts, which is the default.
+    fn start_in(
+        &self,
+        _neurons: HeldNeurons<'_>,
+        _sequence: &mut dyn DeviceSequence,
+        _from: Slot,
+    ) -> Result<(), OpError> {
+        Err(OpError::NoDenseParts { device: "the device".to_owned() })
+    }
 
     /// A copy of the rows on the host: for those who watch what every neuron gives, which is done
     /// there. Slow: everything crosses the link.

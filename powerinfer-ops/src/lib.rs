@@ -105,8 +105,9 @@ pub use cpu::RowKernels;
 pub use embedding::embed;
 pub use error::OpError;
 pub use fast_device::{
-    DeviceMemory, FastDevice, HeldFfn, HeldNeurons, HeldRun, HotRows, PendingFfn, RowPredictor,
-    open_cuda,
+    AttentionPart, DensePart, DeviceMemory, DeviceSequence, FastDevice, HeadPart, HeldAttention,
+    HeldFfn, HeldHead, HeldNeurons, HeldNorm, HeldRun, HotRows, NormPart, PendingFfn, RowPredictor,
+    SequenceShape, Slot, open_cuda,
 };
 pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations};
 pub use format::WeightFormat;
