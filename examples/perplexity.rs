@@ -30,7 +30,7 @@ use clap::Parser;
 use powerinfer::{Engine, Error, Sparsity, Tokenizer};
 use serde_json::json;
 
-use flags::CommonFlags;
+use flags::{CommonFlags, at_least_one};
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
 use score::{Score, Window, windows};
@@ -44,10 +44,10 @@ struct Flags {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     context: usize,
     /// Score the first N tokens of the text only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
     #[command(flatten)]
     common: CommonFlags,
