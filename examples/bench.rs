@@ -248,14 +248,15 @@ fn load(
     predictor: Option<PredictorOptions>,
     pool: &ThreadPool,
 ) -> Outcome<Loaded> {
-    let _progress = Progress::new("loading", 0);
+    let progress = Progress::loading();
     let began = Instant::now();
     let engine = match synthetic {
         Some(synthetic) => {
             let mut options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
                 .with_kv_dtype(flags.common.kv_dtype())
-                .with_sparsity(flags.common.sparsity());
+                .with_sparsity(flags.common.sparsity())
+                .with_progress(progress.bytes());
             options.predictor = predictor;
             options.fast_device = flags.common.fast_device(|| wrong_usage(NO_BUDGET))?;
             if let Some(path) = &flags.common.plan {
@@ -270,6 +271,7 @@ fn load(
         }
         None => {
             let builder = flags.common.builder()?.model(flags.common.model_path());
+            let builder = builder.on_load_progress(progress.bytes());
             match predictor {
                 Some(predictor) => builder.predictor(predictor).build()?,
                 None => builder.build()?,

@@ -188,7 +188,7 @@ fn own_architecture(flags: Flags) -> Outcome<()> {
     let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity());
     let pool = common.pool()?;
     let mut model = {
-        let _progress = Progress::new("loading", 0);
+        let _progress = Progress::loading();
         pool.install(|| EarlyExit::load(&dir, flags.depth, dtype, sparsity))?
     };
     model.info.kv.dtype = common.kv_dtype();

@@ -62,7 +62,8 @@ fn perplexity(flags: Flags) -> Outcome<()> {
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let engine = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
+        let builder = builder.on_load_progress(progress.bytes());
         builder.model(flags.common.model_path()).build()?
     };
     let tokenizer = engine.tokenizer().ok_or(Error::NoTokenizer { what: "--text" })?;

@@ -115,8 +115,9 @@ fn count(flags: &Flags) -> Outcome<ActivationProfile> {
     let text = corpus::read_text(&path)?;
     let pool = flags.common.pool()?;
     let model = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
         let options = flags.common.load_options().with_dtype(flags.common.dtype().weight_format());
+        let options = options.with_progress(progress.bytes());
         pool.install(|| load(&dir, &options))?
     };
     let info = model.info();

@@ -186,8 +186,9 @@ fn fitted(
     pool: &ThreadPool,
 ) -> Outcome<Findings> {
     let model = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
         let options = flags.common.load_options().with_dtype(flags.common.dtype().weight_format());
+        let options = options.with_progress(progress.bytes());
         pool.install(|| load(&flags.common.model_path(), &options))?
     };
     let mut target = PredictionTarget::default();

@@ -87,8 +87,9 @@ fn main() -> ExitCode {
 fn serve(flags: Flags) -> Outcome<()> {
     let folder = flags.common.model_path();
     let engine = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
         let mut builder = flags.common.builder()?.model(&folder);
+        builder = builder.on_load_progress(progress.bytes());
         if let Some(max_context) = flags.max_context {
             builder = builder.max_context(max_context);
         }
