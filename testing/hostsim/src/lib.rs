@@ -1,17 +1,32 @@
-//! Runs the CUDA kernels of powerinfer-ops on the CPU, for tests.
+//! Runs the GPU side of powerinfer-ops on the CPU, for tests.
 //!
 //! A CUDA thread is a fibre; the order in which they run is given, so that a result which depends on
 //! it shows a barrier that is missing. Memory of a [`HostBuffer`] lies between guards, which show
-//! writes beyond it. The sequences of launches are the library's own: this crate includes their
-//! files and implements the queue that they are written against.
+//! writes beyond it. The sequences of launches, and the device that is made of them, are the library's
+//! own: this crate includes their files and implements the queue and the backend that they are written
+//! against. [`SimDevice`] is that device.
 //!
 //! Not covered: races between blocks, the ordering of memory between threads, occupancy, speed.
 //!
 //! A kernel file under `powerinfer-ops/src/cuda/` is added to `src/all.cu`; a planted fault to the list in
-//! `build.rs` and to [`Mutant`].
+//! `build.rs` and to [`Mutant`]; a planted mistake of a backend to [`Mistake`].
 #![cfg(not(no_shim))]
 
-pub(crate) use powerinfer_ops::{Activation, GateEstimate, LowBitFormat, WeightFormat};
+// What the included files find at the root of their own crate.
+pub(crate) use powerinfer_ops::{
+    Activation, DeviceMemory, FastDevice, FfnCounts, FfnWeights, GateEstimate, HeldFfn,
+    HeldNeurons, HeldRun, HotRows, LowBitFormat, NeuronIds, NeuronMatrix, OpError, PendingFfn,
+    RowPredictor, WeightFormat,
+};
+
+mod fast_device {
+    pub(crate) use crate::held_shape::HeldShape;
+}
+
+#[path = "../../../powerinfer-ops/src/check.rs"]
+mod check;
+#[path = "../../../powerinfer-ops/src/fast_device/held_shape.rs"]
+mod held_shape;
 
 #[path = "../../../powerinfer-ops/src/cuda/dense_steps.rs"]
 pub mod dense_steps;
@@ -28,8 +43,31 @@ pub mod row_layout;
 #[path = "../../../powerinfer-ops/src/cuda/steps.rs"]
 pub mod steps;
 
+#[allow(dead_code, reason = "what only a sequence asks for")]
+#[path = "../../../powerinfer-ops/src/cuda/backend.rs"]
+mod backend;
+#[path = "../../../powerinfer-ops/src/cuda/device.rs"]
+mod device;
+#[path = "../../../powerinfer-ops/src/cuda/estimate.rs"]
+mod estimate;
+#[path = "../../../powerinfer-ops/src/cuda/exchange.rs"]
+mod exchange;
+#[path = "../../../powerinfer-ops/src/cuda/held.rs"]
+mod held;
+#[path = "../../../powerinfer-ops/src/cuda/matrix.rs"]
+mod matrix;
+#[path = "../../../powerinfer-ops/src/cuda/network.rs"]
+mod network;
+#[path = "../../../powerinfer-ops/src/cuda/pending.rs"]
+mod pending;
+
 mod host_buffer;
 mod host_queue;
+mod sim;
+mod sim_backend;
+mod sim_device;
 
 pub use host_buffer::HostBuffer;
 pub use host_queue::{HostQueue, LaunchError, Mutant};
+pub use sim_backend::Mistake;
+pub use sim_device::SimDevice;

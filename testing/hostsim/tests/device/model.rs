@@ -1,0 +1,93 @@
+//! Whole models with their hot neurons on the device: they write what they write on the CPU alone.
+
+use std::sync::Arc;
+
+use hostsim::SimDevice;
+use powerinfer_core::{CausalLm, Placement, Sparsity, Step};
+use powerinfer_models::{LoadOptions, PredictorOptions, PredictorSource, load};
+use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds};
+use testing::tolerance::max_distance;
+use testing::{Fixture, Seeded};
+
+/// How far logits may lie from those of the CPU alone.
+const BOUND: f64 = 1e-4;
+/// Tokens that are written.
+const N_WRITTEN: usize = 3;
+const MAX_BYTES: u64 = 1 << 20;
+
+fn options(sparse: bool) -> LoadOptions {
+    let options = LoadOptions::default().with_pytorch(MAX_BYTES);
+    if !sparse {
+        return options;
+    }
+    // no layer is to be without its predictor, however bad it is on a random model
+    let bits = PredictorSource::Quantized(Some(LowBitFormat::Bits3));
+    options.with_predictor(PredictorOptions::new(bits).with_floor(0.0))
+}
+
+fn load_as(fixture: &Fixture, options: &LoadOptions) -> Box<dyn CausalLm> {
+    load(&fixture.model_dir, options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
+}
+
+/// A random part of every layer.
+fn placement(model: &dyn CausalLm, share: f32) -> Placement {
+    let (info, mut random) = (model.info(), Seeded::new(3));
+    let mut layer = |_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap();
+    Placement::new((0..info.n_layers).map(&mut layer).collect(), info.d_ff).unwrap()
+}
+
+/// Greedy tokens, the logits that each was chosen from, and what the last step did.
+fn write(model: &dyn CausalLm, prompt: &[u32], mode: Sparsity) -> (Vec<u32>, Vec<f32>, Step) {
+    let (mut cache, mut step) = (model.new_cache(), Step::default());
+    step.sparsity = Some(mode);
+    let (mut next, mut ids, mut logits) = (prompt.to_vec(), Vec::new(), Vec::new());
+    for _ in 0..N_WRITTEN {
+        model.forward(&next, &mut cache, &mut step).unwrap();
+        let best = step.logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+        next = vec![u32::try_from(best).unwrap()];
+        ids.push(next[0]);
+        logits.extend_from_slice(&step.logits);
+    }
+    (ids, logits, step)
+}
+
+/// The modes that a loaded model has.
+fn modes(model: &dyn CausalLm) -> &'static [Sparsity] {
+    match model.info().sparsity {
+        Sparsity::Predicted => &[Sparsity::Dense, Sparsity::Exact, Sparsity::Predicted],
+        Sparsity::Exact => &[Sparsity::Dense, Sparsity::Exact],
+        _ => &[Sparsity::Dense],
+    }
+}
+
+#[test]
+fn any_part_of_the_neurons_may_lie_on_the_device() {
+    let mut predicted = 0;
+    for (at, fixture) in Fixture::micros("").iter().enumerate() {
+        let plain = load_as(fixture, &options(false));
+        let options = options(plain.info().sparsity == Sparsity::Exact);
+        let whole = load_as(fixture, &options);
+        let prompt = &fixture.golden().prompts[0].input_ids;
+        for share in [0.3, 1.0] {
+            let device = Arc::new(SimDevice::new(1 << 30, at as u64));
+            let options = options.clone().with_placement(placement(&*whole, share));
+            let split = load_as(fixture, &options.with_fast_device(device.clone()));
+            assert!(split.info().fast_bytes > 0);
+            for &mode in modes(&*whole) {
+                let about = format!("{} {mode}, {share} hot", fixture.name);
+                let (ids, logits, step) = write(&*whole, prompt, mode);
+                let (split_ids, split_logits, split_step) = write(&*split, prompt, mode);
+                let distance = max_distance(&split_logits, &logits);
+                assert!(distance <= BOUND, "{about}: {distance}");
+                assert_eq!(split_ids, ids, "{about}");
+                let (stats, whole) = (&split_step.stats, &step.stats);
+                assert_eq!(stats.picked_per_layer, whole.picked_per_layer, "{about}");
+                assert_eq!(stats.fired_per_layer, whole.fired_per_layer, "{about}");
+                predicted += usize::from(mode == Sparsity::Predicted);
+            }
+            drop(split);
+            assert_eq!(device.allocated_bytes().unwrap(), device.memory().held_bytes);
+        }
+    }
+    assert!(predicted > 20, "only {predicted} runs were predicted");
+}
