@@ -19,6 +19,8 @@ mod stream;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod backend;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod dense_steps;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod device;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod estimate;
@@ -31,17 +33,33 @@ mod ffn_steps;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod held;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod held_attention;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod held_head;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod held_norm;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod kv_memory;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod matrix;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod network;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod pass_memory;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod pending;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod picks;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod projection;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod queue;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod row_layout;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod scratch;
+#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+mod sequence;
 #[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
 mod steps;
 

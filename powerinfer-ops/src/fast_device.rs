@@ -131,6 +131,16 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
         Ok(false)
     }
 
+    /// Copies the bias of down `[d_model]` to the device, which adds it once for each network that was
+    /// begun by [`start_in`](Self::start_in), when it is finished. `false` if the device adds no biases,
+    /// which is the default; it is then part of what [`DeviceSequence::finish_ffn`] is given.
+    ///
+    /// # Errors
+    /// As [`hold_predictor`](Self::hold_predictor).
+    fn hold_down_bias(&self, _bias: &[f32]) -> Result<bool, OpError> {
+        Ok(false)
+    }
+
     /// Whether the device holds a predictor, so that [`HeldNeurons::Predicted`] can be asked for.
     fn has_predictor(&self) -> bool {
         false

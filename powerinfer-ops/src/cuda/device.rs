@@ -4,10 +4,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::backend::{Backend, Block};
 use super::exchange::Exchange;
-use super::ffn_steps::ScratchShape;
 use super::held::HeldRows;
+use super::held_attention::GpuAttention;
+use super::held_head::GpuHead;
+use super::held_norm::GpuNorm;
 use super::network::GpuFfn;
-use crate::{DeviceMemory, FastDevice, HeldFfn, HotRows, OpError};
+use super::queue::Address;
+use super::scratch::Needs;
+use super::sequence::{GpuSequence, bytes_at_most};
+use crate::{
+    AttentionPart, DeviceMemory, DeviceSequence, FastDevice, HeadPart, HeldAttention, HeldFfn,
+    HeldHead, HeldNorm, HotRows, NormPart, OpError, SequenceShape,
+};
 
 /// Tokens that run together; a longer input is cut. Where it is cut changes no bit.
 pub(crate) const TOKENS_AT_ONCE: usize = 16;
@@ -36,15 +44,16 @@ pub(crate) struct Shared<B: Backend> {
 #[derive(Debug)]
 pub(crate) struct Ledger<B: Backend> {
     memory: DeviceMemory,
-    pub(crate) shape: ScratchShape,
-    pub(crate) scratch: Option<B::Block>,
+    /// What scratch memory is large enough for.
+    pub(crate) needs: Needs,
+    scratch: Option<B::Block>,
 }
 
 impl<B: Backend> Gpu<B> {
     /// A device with a budget of which nothing is taken.
     pub(crate) fn new(backend: B, name: String, description: String, budget_bytes: u64) -> Self {
         let memory = DeviceMemory::new(budget_bytes);
-        let ledger = Ledger { memory, shape: ScratchShape::default(), scratch: None };
+        let ledger = Ledger { memory, needs: Needs::default(), scratch: None };
         let (ledger, exchanges) = (Mutex::new(ledger), Mutex::new(Vec::new()));
         Self { shared: Arc::new(Shared { name, description, backend, ledger, exchanges }) }
     }
@@ -64,12 +73,43 @@ impl<B: Backend> FastDevice for Gpu<B> {
     }
 
     fn workspace_bytes(&self, n_neurons: usize, d_model: usize, _rank: usize) -> u64 {
-        ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE }.bytes() as u64
+        Needs::of_network(n_neurons, d_model).bytes() as u64
     }
 
     fn hold(&self, rows: HotRows<'_>) -> Result<Box<dyn HeldFfn>, OpError> {
         let rows = HeldRows::copy(&self.shared, rows)?;
         Ok(Box::new(GpuFfn::new(Arc::new(rows))))
+    }
+
+    fn runs_dense_parts(&self) -> bool {
+        true
+    }
+
+    fn sequence_bytes(&self, shape: SequenceShape, n_tokens: usize, pass_tokens: usize) -> u64 {
+        bytes_at_most::<B>(shape, n_tokens, pass_tokens)
+    }
+
+    fn hold_norm(&self, norm: NormPart<'_>) -> Result<Box<dyn HeldNorm>, OpError> {
+        Ok(Box::new(GpuNorm::copy(&self.shared, norm)?))
+    }
+
+    fn hold_attention(&self, part: AttentionPart<'_>) -> Result<Box<dyn HeldAttention>, OpError> {
+        Ok(Box::new(GpuAttention::copy(&self.shared, part)?))
+    }
+
+    fn hold_head(&self, head: HeadPart<'_>) -> Result<Box<dyn HeldHead>, OpError> {
+        Ok(Box::new(GpuHead::copy(&self.shared, head)?))
+    }
+
+    fn sequence(&self, shape: SequenceShape) -> Result<Box<dyn DeviceSequence>, OpError> {
+        Ok(Box::new(GpuSequence::new(&self.shared, shape)?))
+    }
+}
+
+impl<B: Backend> Ledger<B> {
+    /// Where scratch memory begins, which is large enough for what was reserved.
+    pub(crate) fn scratch(&self) -> Address {
+        self.scratch.as_ref().map_or(Address::NULL, Block::address)
     }
 }
 
@@ -79,22 +119,17 @@ impl<B: Backend> Shared<B> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `bytes` of the budget, and what scratch memory of that shape takes beyond what there is.
-    pub(crate) fn reserve(
-        &self,
-        bytes: u64,
-        shape: ScratchShape,
-    ) -> Result<Reserved<'_, B>, OpError> {
+    /// Takes `bytes` of the budget, and what scratch memory for these needs takes beyond what there is.
+    pub(crate) fn reserve(&self, bytes: u64, needs: Needs) -> Result<Reserved<'_, B>, OpError> {
         let mut ledger = self.ledger();
-        let shape = ledger.shape.union(shape);
-        let (scratch_bytes, had) =
-            (shape.bytes(), ledger.scratch.as_ref().map_or(0, B::Block::n_bytes));
-        let more = scratch_bytes.saturating_sub(had) as u64;
+        let needs = ledger.needs.union(needs);
+        let (n_bytes, had) = (needs.bytes(), ledger.scratch.as_ref().map_or(0, Block::n_bytes));
+        let more = n_bytes.saturating_sub(had) as u64;
         ledger.memory.take(&self.name, bytes.saturating_add(more))?;
         if more > 0 {
-            // for a moment both are there: other networks go on with the old one if this fails, and what
+            // for a moment both are there: other work goes on with the old one if this fails, and what
             // is queued has it already, as it is freed behind that
-            match self.backend.block(scratch_bytes) {
+            match self.backend.block(n_bytes) {
                 Ok(block) => ledger.scratch = Some(block),
                 Err(error) => {
                     ledger.memory.give_back(bytes + more);
@@ -102,7 +137,7 @@ impl<B: Backend> Shared<B> {
                 }
             }
         }
-        ledger.shape = shape;
+        ledger.needs = needs;
         Ok(Reserved { shared: self, bytes })
     }
 

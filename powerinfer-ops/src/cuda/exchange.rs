@@ -6,6 +6,7 @@ use super::backend::{Backend, Pinned, grow};
 use super::device::TOKENS_AT_ONCE;
 use super::ffn_steps::{FfnScratch, N_COUNTS};
 use super::picks::{norm, union_of};
+use super::queue::Address;
 use crate::NeuronIds;
 
 /// Buffers of a piece of work, and when it began and ended on the device.
@@ -16,9 +17,9 @@ pub(crate) struct Exchange<B: Backend> {
     /// `[n_tokens]` f32: their norms, where a predictor asks for them.
     norms: B::Pinned,
     /// `[n_tokens, d_model]` f32.
-    pub(crate) y: B::Pinned,
+    y: B::Pinned,
     /// Counts of the lists of each group of tokens, [`N_COUNTS`] u32 each.
-    pub(crate) counts: B::Pinned,
+    counts: B::Pinned,
     /// What each group picks: the number of ids, the ids, and the mask.
     picks: B::Pinned,
     union: Vec<u32>,
@@ -52,6 +53,13 @@ impl<B: Backend> Exchange<B> {
         backend.record(&self.began)
     }
 
+    /// Likewise, for tokens that are on the device and whose outputs stay there.
+    pub(crate) fn begin_there(&mut self, backend: &B, n_tokens: usize) -> Result<()> {
+        let n_groups = n_tokens.div_ceil(TOKENS_AT_ONCE);
+        grow(backend, &mut self.counts, n_groups * N_COUNTS * 4)?;
+        backend.record(&self.began)
+    }
+
     /// Takes the norms of the tokens.
     pub(crate) fn write_norms(&mut self, backend: &B, x: &[f32], d_model: usize) -> Result<()> {
         let n_bytes = x.len() / d_model.max(1) * 4;
@@ -66,9 +74,9 @@ impl<B: Backend> Exchange<B> {
         &self,
         backend: &B,
         [first, n_tokens]: [usize; 2],
-        scratch: &FfnScratch,
+        to: Address,
     ) -> Result<()> {
-        backend.send(&self.norms, first * 4..(first + n_tokens) * 4, scratch.numbers.norms)
+        backend.send(&self.norms, first * 4..(first + n_tokens) * 4, to)
     }
 
     /// Writes the picks of all groups, before the first of them is sent.
@@ -130,7 +138,7 @@ impl<B: Backend> Exchange<B> {
         Ok(())
     }
 
-    /// Fetches the outputs and counts of the tokens from `first` on.
+    /// Fetches the outputs of the tokens from `first` on.
     pub(crate) fn receive(
         &mut self,
         backend: &B,
@@ -138,9 +146,18 @@ impl<B: Backend> Exchange<B> {
         scratch: &FfnScratch,
     ) -> Result<()> {
         let range = first * d_model * 4..(first + n_tokens) * d_model * 4;
-        backend.receive(scratch.y, &mut self.y, range)?;
-        let group = first / TOKENS_AT_ONCE * N_COUNTS * 4;
-        backend.receive(scratch.counts, &mut self.counts, group..group + N_COUNTS * 4)
+        backend.receive(scratch.y, &mut self.y, range)
+    }
+
+    /// Fetches the counts of a group.
+    pub(crate) fn receive_counts(
+        &mut self,
+        backend: &B,
+        group: usize,
+        scratch: &FfnScratch,
+    ) -> Result<()> {
+        let at = group * N_COUNTS * 4;
+        backend.receive(scratch.counts, &mut self.counts, at..at + N_COUNTS * 4)
     }
 
     /// Notes when the device ends.

@@ -3,12 +3,13 @@
 use std::sync::{Arc, OnceLock};
 
 use super::backend::{Backend, Block};
-use super::device::{Shared, TOKENS_AT_ONCE};
+use super::device::Shared;
 use super::estimate::HeldEstimate;
-use super::ffn_steps::{DeviceFfn, N_COUNTS, ScratchShape};
+use super::ffn_steps::{DeviceFfn, N_COUNTS};
 use super::matrix::{DeviceMatrix, of_values};
 use super::network::Group;
 use super::queue::Address;
+use super::scratch::Needs;
 use crate::check::{check_below, check_shape};
 use crate::{Activation, FfnCounts, FfnWeights, GateEstimate, HotRows, OpError};
 
@@ -29,6 +30,8 @@ pub(crate) struct HeldRows<B: Backend> {
     /// What they take on the device, without a predictor.
     bytes: u64,
     pub(crate) predictor: OnceLock<HeldEstimate<B>>,
+    /// `[d_model]`, added once for a network whose output stays on the device.
+    down_bias: OnceLock<B::Block>,
     /// Whether all rows are read wherever it changes nothing.
     pub(crate) dense: bool,
 }
@@ -68,9 +71,8 @@ impl<B: Backend> HeldRows<B> {
         for bias in [&settings.gate_bias, &settings.up_bias].into_iter().flatten() {
             bytes += size_of_val(bias.as_slice()) as u64;
         }
-        let (n_neurons, d_model) = (ids.len(), weights.d_model());
-        let shape = ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE };
-        let reserved = shared.reserve(bytes, shape)?;
+        let needs = Needs::of_network(ids.len(), weights.d_model());
+        let reserved = shared.reserve(bytes, needs)?;
         let (backend, failed) = (&shared.backend, |error| shared.failed(error));
         let copy = |matrix| DeviceMatrix::of_rows(backend, matrix, Some(ids)).map_err(failed);
         let bias = |bias: &Option<Vec<f32>>| {
@@ -85,6 +87,7 @@ impl<B: Backend> HeldRows<B> {
             settings,
             bytes,
             predictor: OnceLock::new(),
+            down_bias: OnceLock::new(),
             dense: density.is_some_and(|density| density >= DENSE_FROM),
         };
         reserved.keep();
@@ -99,7 +102,7 @@ impl<B: Backend> HeldRows<B> {
         check_shape(op, what, &[n_neurons, d_model], &found)?;
         let shared = &*self.shared;
         let bytes = HeldEstimate::<B>::bytes(estimate);
-        let reserved = shared.reserve(bytes, ScratchShape::default())?;
+        let reserved = shared.reserve(bytes, Needs::default())?;
         let held = HeldEstimate::copy(&shared.backend, estimate, margin);
         let held = held.map_err(|error| shared.failed(error))?;
         // if there is one already, the memory is given back
@@ -109,8 +112,27 @@ impl<B: Backend> HeldRows<B> {
         Ok(())
     }
 
+    /// Copies the bias of down to the device.
+    pub(crate) fn add_down_bias(&self, bias: &[f32]) -> Result<(), OpError> {
+        check_shape("HeldFfn::hold_down_bias", "bias", &[self.d_model()], &[bias.len()])?;
+        let shared = &*self.shared;
+        let reserved = shared.reserve(size_of_val(bias) as u64, Needs::default())?;
+        let block = of_values(&shared.backend, bias).map_err(|error| shared.failed(error))?;
+        if self.down_bias.set(block).is_ok() {
+            reserved.keep();
+        }
+        Ok(())
+    }
+
+    /// Where it lies, or null.
+    pub(crate) fn down_bias(&self) -> Address {
+        self.down_bias.get().map_or(Address::NULL, Block::address)
+    }
+
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.bytes + self.predictor.get().map_or(0, HeldEstimate::size_bytes)
+        self.bytes
+            + self.predictor.get().map_or(0, HeldEstimate::size_bytes)
+            + self.down_bias.get().map_or(0, |bias| bias.n_bytes() as u64)
     }
 
     pub(crate) fn device(&self) -> DeviceFfn {

@@ -21,12 +21,17 @@ use super::backend::{Backend, Block, Pinned};
 use super::queue::{Address, Arg, Launch, Queue};
 
 /// The compiled kernels: file and PTX.
-const PTX: [(&str, &str); 5] = [
+const PTX: [(&str, &str); 10] = [
+    ("attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx"))),
     ("compact", include_str!(concat!(env!("OUT_DIR"), "/compact.ptx"))),
     ("gate_estimate", include_str!(concat!(env!("OUT_DIR"), "/gate_estimate.ptx"))),
+    ("norm", include_str!(concat!(env!("OUT_DIR"), "/norm.ptx"))),
     ("quantize", include_str!(concat!(env!("OUT_DIR"), "/quantize.ptx"))),
+    ("residual", include_str!(concat!(env!("OUT_DIR"), "/residual.ptx"))),
+    ("rotary", include_str!(concat!(env!("OUT_DIR"), "/rotary.ptx"))),
     ("sparse_axpy", include_str!(concat!(env!("OUT_DIR"), "/sparse_axpy.ptx"))),
     ("sparse_matvec", include_str!(concat!(env!("OUT_DIR"), "/sparse_matvec.ptx"))),
+    ("token_norms", include_str!(concat!(env!("OUT_DIR"), "/token_norms.ptx"))),
 ];
 
 /// A stream of a device, with the kernels that were loaded.

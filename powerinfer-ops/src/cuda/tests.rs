@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cases;
+mod dense_cases;
+mod dense_model;
 mod sweep;
 
 use std::sync::Arc;
@@ -78,6 +80,50 @@ fn work_is_waited_for_in_any_order() {
 #[ignore = "needs a GPU"]
 fn what_does_not_fit_is_refused() {
     cases::what_does_not_fit_is_refused(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn passes_are_the_cpu_s_in_every_kind_of_model() {
+    let device = gpu();
+    for kind in dense_cases::kinds() {
+        dense_cases::passes_are_the_cpu_s(device.as_ref(), kind, &[300, 1, 3, 20]);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sequences_are_cut_and_copied() {
+    let device = gpu();
+    for kind in dense_cases::kinds() {
+        dense_cases::sequences_are_cut_and_copied(device.as_ref(), kind);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn slots_are_what_was_written() {
+    dense_cases::slots_are_what_was_written(gpu().as_ref(), dense_cases::kinds()[0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_network_in_a_slot_is_that_of_the_host() {
+    dense_cases::a_network_in_a_slot_is_that_of_the_host(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_budget_is_kept_by_sequences() {
+    let open = |budget| open_cuda(0, Some(budget)).unwrap();
+    dense_cases::a_budget_is_kept(&open, dense_cases::kinds()[0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn parts_are_for_their_own_device() {
+    dense_cases::parts_are_for_their_own_device(gpu().as_ref(), gpu().as_ref());
+    dense_cases::what_does_not_fit_is_refused(gpu().as_ref());
 }
 
 #[test]

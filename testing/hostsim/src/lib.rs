@@ -14,9 +14,10 @@
 
 // What the included files find at the root of their own crate.
 pub(crate) use powerinfer_ops::{
-    Activation, DeviceMemory, FastDevice, FfnCounts, FfnWeights, GateEstimate, HeldFfn,
-    HeldNeurons, HeldRun, HotRows, LowBitFormat, NeuronIds, NeuronMatrix, OpError, PendingFfn,
-    RowPredictor, WeightFormat,
+    Activation, AttentionPart, DensePart, DeviceMemory, DeviceSequence, FastDevice, FfnCounts,
+    FfnWeights, GateEstimate, HeadPart, HeldAttention, HeldFfn, HeldHead, HeldNeurons, HeldNorm,
+    HeldRun, HotRows, LowBitFormat, NeuronIds, NeuronMatrix, NormPart, OpError, PendingFfn,
+    RowPredictor, SequenceShape, Slot, WeightFormat, attention,
 };
 
 mod fast_device {
@@ -43,7 +44,6 @@ pub mod row_layout;
 #[path = "../../../powerinfer-ops/src/cuda/steps.rs"]
 pub mod steps;
 
-#[allow(dead_code, reason = "what only a sequence asks for")]
 #[path = "../../../powerinfer-ops/src/cuda/backend.rs"]
 mod backend;
 #[path = "../../../powerinfer-ops/src/cuda/device.rs"]
@@ -54,12 +54,28 @@ mod estimate;
 mod exchange;
 #[path = "../../../powerinfer-ops/src/cuda/held.rs"]
 mod held;
+#[path = "../../../powerinfer-ops/src/cuda/held_attention.rs"]
+mod held_attention;
+#[path = "../../../powerinfer-ops/src/cuda/held_head.rs"]
+mod held_head;
+#[path = "../../../powerinfer-ops/src/cuda/held_norm.rs"]
+mod held_norm;
+#[path = "../../../powerinfer-ops/src/cuda/kv_memory.rs"]
+mod kv_memory;
 #[path = "../../../powerinfer-ops/src/cuda/matrix.rs"]
 mod matrix;
 #[path = "../../../powerinfer-ops/src/cuda/network.rs"]
 mod network;
+#[path = "../../../powerinfer-ops/src/cuda/pass_memory.rs"]
+mod pass_memory;
 #[path = "../../../powerinfer-ops/src/cuda/pending.rs"]
 mod pending;
+#[path = "../../../powerinfer-ops/src/cuda/projection.rs"]
+mod projection;
+#[path = "../../../powerinfer-ops/src/cuda/scratch.rs"]
+mod scratch;
+#[path = "../../../powerinfer-ops/src/cuda/sequence.rs"]
+mod sequence;
 
 mod host_buffer;
 mod host_queue;

@@ -16,15 +16,25 @@ use crate::sim::{POISON, Shared, Sim, Work, lock};
 pub enum Mistake {
     /// Host memory is read without waiting for the copy to it.
     AnswerTooEarly,
+    /// Host memory is overwritten before the copy from it has happened.
+    OverwrittenUnderWay,
     /// Memory is freed at once, and not behind what was appended.
     FreedUnderWay,
     /// Copies to the device happen at once, and not behind what was appended.
     CopiedOutOfTurn,
+    /// A copy beside the queue does not wait for the event that it is to wait for.
+    EventIgnored,
 }
 
 impl Mistake {
     /// Every one.
-    pub const ALL: [Self; 3] = [Self::AnswerTooEarly, Self::FreedUnderWay, Self::CopiedOutOfTurn];
+    pub const ALL: [Self; 5] = [
+        Self::AnswerTooEarly,
+        Self::OverwrittenUnderWay,
+        Self::FreedUnderWay,
+        Self::CopiedOutOfTurn,
+        Self::EventIgnored,
+    ];
 }
 
 /// A device that runs what it is asked for when somebody waits for it, and no further.
@@ -117,7 +127,9 @@ impl Pinned for SimPinned {
     }
 
     fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        self.wait()?;
+        if !self.backend.makes(Mistake::OverwrittenUnderWay) {
+            self.wait()?;
+        }
         Ok(&mut self.seen)
     }
 }
@@ -211,7 +223,9 @@ impl Backend for SimBackend {
     ) -> Result<()> {
         to.wait()?;
         let mut sim = lock(&self.sim);
-        sim.run_until(event.load(Ordering::Relaxed))?;
+        if !self.makes(Mistake::EventIgnored) {
+            sim.run_until(event.load(Ordering::Relaxed))?;
+        }
         let bytes = sim.read(from, range.len()).map_err(msg)?;
         lock(&to.shared)[range.clone()].copy_from_slice(&bytes);
         to.received.push(range);

@@ -1,7 +1,9 @@
 //! The library's GPU, on a CPU.
 
-use candle_core::Result;
-use powerinfer_ops::{DeviceMemory, FastDevice, HeldFfn, HotRows, OpError};
+use powerinfer_ops::{
+    AttentionPart, DeviceMemory, DeviceSequence, FastDevice, HeadPart, HeldAttention, HeldFfn,
+    HeldHead, HeldNorm, HotRows, NormPart, OpError, SequenceShape,
+};
 
 use crate::device::Gpu;
 use crate::host_queue::HostQueue;
@@ -34,7 +36,7 @@ impl SimDevice {
     ///
     /// # Errors
     /// If a kernel failed, or wrote memory that was not its to write.
-    pub fn allocated_bytes(&self) -> Result<u64> {
+    pub fn allocated_bytes(&self) -> candle_core::Result<u64> {
         lock(&self.backend.sim).settle().map(|bytes| bytes as u64)
     }
 }
@@ -56,7 +58,31 @@ impl FastDevice for SimDevice {
         self.gpu.workspace_bytes(n_neurons, d_model, rank)
     }
 
-    fn hold(&self, rows: HotRows<'_>) -> std::result::Result<Box<dyn HeldFfn>, OpError> {
+    fn hold(&self, rows: HotRows<'_>) -> Result<Box<dyn HeldFfn>, OpError> {
         self.gpu.hold(rows)
+    }
+
+    fn runs_dense_parts(&self) -> bool {
+        self.gpu.runs_dense_parts()
+    }
+
+    fn sequence_bytes(&self, shape: SequenceShape, n_tokens: usize, pass_tokens: usize) -> u64 {
+        self.gpu.sequence_bytes(shape, n_tokens, pass_tokens)
+    }
+
+    fn hold_norm(&self, norm: NormPart<'_>) -> Result<Box<dyn HeldNorm>, OpError> {
+        self.gpu.hold_norm(norm)
+    }
+
+    fn hold_attention(&self, part: AttentionPart<'_>) -> Result<Box<dyn HeldAttention>, OpError> {
+        self.gpu.hold_attention(part)
+    }
+
+    fn hold_head(&self, head: HeadPart<'_>) -> Result<Box<dyn HeldHead>, OpError> {
+        self.gpu.hold_head(head)
+    }
+
+    fn sequence(&self, shape: SequenceShape) -> Result<Box<dyn DeviceSequence>, OpError> {
+        self.gpu.sequence(shape)
     }
 }

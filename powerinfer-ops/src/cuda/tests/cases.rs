@@ -20,7 +20,7 @@ pub(crate) fn matrix(format: WeightFormat, n: usize, d: usize, seed: u64) -> Neu
     NeuronMatrix::from_f32(format, n, d, &Seeded::new(seed).normal(n * d)).unwrap()
 }
 
-fn network(format: WeightFormat, [n, d]: Size, gated: bool, drelu: bool) -> FfnWeights {
+pub(crate) fn network(format: WeightFormat, [n, d]: Size, gated: bool, drelu: bool) -> FfnWeights {
     let up = gated.then(|| matrix(format, n, d, 2));
     FfnWeights::new(matrix(format, n, d, 1), up, matrix(format, n, d, 3), Activation::Relu)
         .unwrap()
@@ -41,7 +41,7 @@ fn on_device(held: &dyn HeldFfn, neurons: HeldNeurons<'_>, x: &[f32]) -> (Vec<f3
     (y, run.counts)
 }
 
-fn hold_all(device: &dyn FastDevice, weights: &FfnWeights) -> Box<dyn HeldFfn> {
+pub(crate) fn hold_all(device: &dyn FastDevice, weights: &FfnWeights) -> Box<dyn HeldFfn> {
     let ids = NeuronIds::all(weights.n_neurons());
     device.hold(HotRows { weights, ids: &ids, density: None }).unwrap()
 }
@@ -52,7 +52,7 @@ pub(crate) fn bound(expected: &[f32]) -> f32 {
 }
 
 /// Token by token lists of a tenth of the neurons, those of one token empty.
-fn picks(n_tokens: usize, n: usize) -> Vec<NeuronIds> {
+pub(crate) fn picks(n_tokens: usize, n: usize) -> Vec<NeuronIds> {
     let share = |t: usize| if t == 1 { 0.0 } else { 0.1 };
     let ids = |t: usize| Seeded::new(t as u64).ids(n, share(t));
     (0..n_tokens).map(|t| NeuronIds::from_sorted(ids(t)).unwrap()).collect()

@@ -5,6 +5,11 @@
 
 #[path = "../../../../powerinfer-ops/src/cuda/tests/cases.rs"]
 mod cases;
+mod dense;
+#[path = "../../../../powerinfer-ops/src/cuda/tests/dense_cases.rs"]
+mod dense_cases;
+#[path = "../../../../powerinfer-ops/src/cuda/tests/dense_model.rs"]
+mod dense_model;
 mod mistake;
 mod model;
 mod network;
@@ -12,9 +17,10 @@ mod network;
 // What the included cases find at the root of their own crate.
 pub(crate) use hostsim::row_layout;
 pub(crate) use powerinfer_ops::{
-    Activation, FastDevice, FfnCounts, FfnWeights, GateEstimate, HeldFfn, HeldNeurons, HotRows,
-    LowBitFormat, NeuronIds, NeuronMatrix, Neurons, OpError, RowPredictor, WeightFormat, Workspace,
-    ffn,
+    Activation, AttentionPart, DensePart, DeviceSequence, FastDevice, FfnCounts, FfnWeights,
+    GateEstimate, HeadPart, HeldAttention, HeldFfn, HeldHead, HeldNeurons, HeldNorm, HotRows,
+    LowBitFormat, NeuronIds, NeuronMatrix, Neurons, NormPart, OpError, RowPredictor, SequenceShape,
+    Slot, WeightFormat, Workspace, attention, ffn, linear,
 };
 
 /// Thread orders: ascending, descending, at random.

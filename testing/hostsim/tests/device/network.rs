@@ -10,7 +10,7 @@ use crate::{ORDERS, cases};
 const SIZE: cases::Size = [150, 96];
 
 /// Runs a case on a device, in which nothing is allocated in the end that it does not know of.
-fn check(order: u64, case: impl Fn(&dyn FastDevice)) {
+pub(crate) fn check(order: u64, case: impl Fn(&dyn FastDevice)) {
     let device = SimDevice::new(1 << 30, order);
     case(&device);
     let memory = device.memory();
