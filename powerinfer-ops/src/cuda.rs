@@ -6,61 +6,50 @@
 //! memory. `testing/hostsim` runs both on a CPU. `stream.rs` is the backend on a GPU, and the only file
 //! with unsafe code.
 //!
-//! `dense_steps.rs` and its kernels, norms, rotary embedding and attention, are tested in the same way
-//! and not called yet: the layers of a model run the dense parts on the CPU.
+//! | file | what it holds |
+//! |---|---|
+//! | `device.rs` | the device: budget, scratch memory (`scratch.rs`) |
+//! | `held.rs`, `estimate.rs` | hot rows and a low-bit copy of their gate |
+//! | `network.rs`, `exchange.rs`, `pending.rs` | a network that is queued, what crosses the link, its end |
+//! | `sequence.rs`, `pass_memory.rs`, `kv_memory.rs` | the residual stream of a text, its keys and values |
+//! | `held_norm.rs`, `held_attention.rs`, `held_head.rs` | dense parts that work on it |
 //!
 //! Nothing here has run on a GPU yet.
 
+mod backend;
+mod device;
 mod device_copy;
+mod estimate;
+mod exchange;
+mod held;
+mod held_attention;
+mod held_head;
+mod held_norm;
+mod kv_memory;
+mod matrix;
+mod network;
 mod open;
 mod operator;
+mod pass_memory;
+mod pending;
+mod projection;
+mod scratch;
+mod sequence;
 mod stream;
 
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod backend;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod dense_steps;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod device;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod estimate;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod estimate_steps;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod exchange;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod ffn_steps;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod held;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod held_attention;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod held_head;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod held_norm;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod kv_memory;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod matrix;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod network;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod pass_memory;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod pending;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod picks;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod projection;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod queue;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod row_layout;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod scratch;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
-mod sequence;
-#[allow(unreachable_pub, dead_code, reason = "shared with testing/hostsim")]
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod steps;
 
 #[cfg(test)]

@@ -226,21 +226,17 @@ pub struct Queries {
 }
 
 impl Queries {
-    fn n_chunks(&self) -> usize {
+    /// Parts that a query's positions are cut into.
+    #[must_use]
+    pub fn n_chunks(&self) -> usize {
         let first =
             self.window.map_or(0, |window| (self.first_position + 1).saturating_sub(window));
         (self.first_position + self.n_tokens).div_ceil(CHUNK) - first / CHUNK
     }
-
-    /// Bytes that [`attention`] takes for its parts.
-    #[must_use]
-    pub fn parts_bytes(&self, d_head: usize) -> usize {
-        self.n_tokens * self.n_heads * self.n_chunks() * (d_head + 2) * size_of::<f32>()
-    }
 }
 
 /// Attends from each query to its own position and those before it, all of which are in the cache.
-/// `parts` has [`Queries::parts_bytes`]; `out` is laid out as the queries.
+/// `parts` has room for `n_tokens · n_heads · n_chunks · (d_head + 2)` f32; `out` is laid out as the queries.
 ///
 /// # Errors
 /// The queue's.

@@ -1,12 +1,12 @@
 //! Networks that are queued on rows that a device holds.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::Backend;
 use super::device::TOKENS_AT_ONCE;
-use super::estimate::HeldEstimate;
-use super::estimate_steps::token_norms;
-use super::exchange::Exchange;
+use super::estimate_steps::{DeviceEstimate, token_norms};
+use super::exchange::{Exchange, PicksPlace};
 use super::ffn_steps::{FfnScratch, Wanted, ffn};
 use super::held::HeldRows;
 use super::pending::GpuPending;
@@ -30,6 +30,15 @@ pub(crate) struct Group {
     pub(crate) predicted: bool,
     /// Gates that are computed, summed over tokens.
     pub(crate) picked: u64,
+}
+
+/// Which neurons are computed, once the host has written what the device is told of them.
+enum Picks<'a> {
+    All,
+    Firing,
+    /// Lists, and where they are to be sent from.
+    Listed(&'a [NeuronIds], Vec<PicksPlace>),
+    Estimated((DeviceEstimate, f32)),
 }
 
 /// Where the tokens are that a network works on.
@@ -85,78 +94,86 @@ impl<B: Backend> GpuFfn<B> {
         // one piece of work after the other: they share scratch memory
         let ledger = rows.shared.ledger();
         let (scratch, _) = FfnScratch::carve(ledger.scratch(), ledger.needs.network);
-        let estimate = match neurons {
-            HeldNeurons::Predicted(_) => rows.predictor.get().map(HeldEstimate::device),
-            _ => None,
-        };
         match tokens {
-            Tokens::Here(x) => {
-                exchange.begin(backend, x, d_model)?;
-                if estimate.is_some() {
-                    exchange.write_norms(backend, x, d_model)?;
-                }
-            }
+            Tokens::Here(x) => exchange.begin(backend, x, d_model)?,
             Tokens::There { n_tokens, .. } => exchange.begin_there(backend, n_tokens)?,
         }
-        let places = match neurons {
-            HeldNeurons::FiringOf(picks) => Some(exchange.write_picks(backend, picks, n)?),
-            _ => None,
+        let picks = match neurons {
+            HeldNeurons::FiringOf(lists) => {
+                Picks::Listed(lists, exchange.write_picks(backend, lists, n)?)
+            }
+            HeldNeurons::Predicted(_) => match (rows.predictor.get(), tokens) {
+                (Some(estimate), Tokens::Here(x)) => {
+                    exchange.write_norms(backend, x, d_model)?;
+                    Picks::Estimated(estimate.device())
+                }
+                (Some(estimate), Tokens::There { .. }) => Picks::Estimated(estimate.device()),
+                (None, _) => Picks::Firing,
+            },
+            HeldNeurons::Firing if !rows.dense => Picks::Firing,
+            HeldNeurons::Firing | HeldNeurons::All => Picks::All,
         };
-        let all = matches!(neurons, HeldNeurons::All)
-            || rows.dense && matches!(neurons, HeldNeurons::Firing);
-        let (mut groups, n_all) = (Vec::new(), tokens.len(d_model));
-        for (at, first) in (0..n_all).step_by(TOKENS_AT_ONCE).enumerate() {
-            let n_tokens = TOKENS_AT_ONCE.min(n_all - first);
-            let place = places.as_ref().map(|places| places[at]);
-            let mut scratch = scratch;
-            match tokens {
-                Tokens::Here(_) => exchange.send(backend, [first, n_tokens, d_model], &scratch)?,
-                Tokens::There { x, y, .. } => {
-                    let before = first * d_model * size_of::<f32>();
-                    (scratch.x, scratch.y) = (x.offset(before), y.offset(before));
-                }
-            }
-            let wanted = match (place, &estimate) {
-                (Some(place), _) => {
-                    exchange.send_picks(backend, place, n, &scratch)?;
-                    Wanted::Picked
-                }
-                (None, Some((estimate, margin))) => {
-                    let norms = scratch.numbers.norms;
-                    match tokens {
-                        Tokens::Here(_) => {
-                            exchange.send_norms(backend, [first, n_tokens], norms)?
-                        }
-                        Tokens::There { .. } => {
-                            token_norms(backend, scratch.x, [n_tokens, d_model], norms)?;
-                        }
-                    }
-                    Wanted::Estimated(estimate, *margin)
-                }
-                (None, None) if all => Wanted::All,
-                (None, None) => Wanted::Firing,
-            };
-            ffn(backend, &rows.device(), wanted, n_tokens, &scratch)?;
-            if let Tokens::Here(_) = tokens {
-                exchange.receive(backend, [first, n_tokens, d_model], &scratch)?;
-            }
-            exchange.receive_counts(backend, at, &scratch)?;
-            let picked = match neurons {
-                HeldNeurons::FiringOf(picks) => {
-                    picks[first..first + n_tokens].iter().map(NeuronIds::len).sum()
-                }
-                _ => n * n_tokens,
-            };
-            groups.push(Group {
-                n_tokens,
-                all,
-                listed: place.is_some(),
-                predicted: estimate.is_some(),
-                picked: picked as u64,
-            });
+        let n_all = tokens.len(d_model);
+        let mut groups = Vec::with_capacity(n_all.div_ceil(TOKENS_AT_ONCE));
+        for first in (0..n_all).step_by(TOKENS_AT_ONCE) {
+            let range = first..n_all.min(first + TOKENS_AT_ONCE);
+            groups.push(self.queue_group(exchange, &picks, (tokens, range), scratch)?);
         }
         exchange.end(backend)?;
         Ok(groups)
+    }
+
+    /// Queues a group of tokens.
+    fn queue_group(
+        &self,
+        exchange: &mut Exchange<B>,
+        picks: &Picks<'_>,
+        (tokens, range): (Tokens<'_>, Range<usize>),
+        mut scratch: FfnScratch,
+    ) -> candle_core::Result<Group> {
+        let (rows, d_model, n) = (&self.rows, self.rows.d_model(), self.rows.n_neurons());
+        let backend = &rows.shared.backend;
+        let (first, n_tokens) = (range.start, range.len());
+        match tokens {
+            Tokens::Here(_) => exchange.send(backend, [first, n_tokens, d_model], &scratch)?,
+            Tokens::There { x, y, .. } => {
+                let before = first * d_model * size_of::<f32>();
+                (scratch.x, scratch.y) = (x.offset(before), y.offset(before));
+            }
+        }
+        let wanted = match picks {
+            Picks::Listed(_, places) => {
+                exchange.send_picks(backend, places[first / TOKENS_AT_ONCE], n, &scratch)?;
+                Wanted::Picked
+            }
+            Picks::Estimated((estimate, margin)) => {
+                let norms = scratch.numbers.norms;
+                if let Tokens::Here(_) = tokens {
+                    exchange.send_norms(backend, [first, n_tokens], norms)?;
+                } else {
+                    token_norms(backend, scratch.x, [n_tokens, d_model], norms)?;
+                }
+                Wanted::Estimated(estimate, *margin)
+            }
+            Picks::Firing => Wanted::Firing,
+            Picks::All => Wanted::All,
+        };
+        ffn(backend, &rows.device(), wanted, n_tokens, &scratch)?;
+        if let Tokens::Here(_) = tokens {
+            exchange.receive(backend, [first, n_tokens, d_model], &scratch)?;
+        }
+        exchange.receive_counts(backend, first / TOKENS_AT_ONCE, &scratch)?;
+        let picked = match picks {
+            Picks::Listed(lists, _) => lists[range].iter().map(NeuronIds::len).sum(),
+            _ => n * n_tokens,
+        };
+        Ok(Group {
+            n_tokens,
+            all: matches!(picks, Picks::All),
+            listed: matches!(picks, Picks::Listed(..)),
+            predicted: matches!(picks, Picks::Estimated(_)),
+            picked: picked as u64,
+        })
     }
 
     /// Queues the work and keeps what it needs until it is done.

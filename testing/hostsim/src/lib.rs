@@ -85,5 +85,6 @@ mod sim_device;
 
 pub use host_buffer::HostBuffer;
 pub use host_queue::{HostQueue, LaunchError, Mutant};
+pub use sim::Limits;
 pub use sim_backend::Mistake;
 pub use sim_device::SimDevice;

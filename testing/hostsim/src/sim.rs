@@ -42,12 +42,27 @@ pub(crate) struct Sim {
     queue: VecDeque<Work>,
     /// Pieces of work that have run; what is in the queue are those that follow.
     n_done: u64,
+    limits: Limits,
     /// Why a piece of work failed: so do all after it.
     failure: Option<String>,
 }
 
+/// What a device does not go beyond.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Memory that there is, whatever its budget.
+    pub memory_bytes: usize,
+    /// Pieces of work after which it is lost.
+    pub n_work: u64,
+}
+
+impl Limits {
+    /// A device that is never lost.
+    pub const NONE: Self = Self { memory_bytes: usize::MAX, n_work: u64::MAX };
+}
+
 impl Sim {
-    pub(crate) fn new(kernels: HostQueue) -> Self {
+    pub(crate) fn new(kernels: HostQueue, limits: Limits) -> Self {
         Self {
             kernels,
             buffers: BTreeMap::new(),
@@ -55,12 +70,17 @@ impl Sim {
             live_bytes: 0,
             queue: VecDeque::new(),
             n_done: 0,
+            limits,
             failure: None,
         }
     }
 
     /// Appends work and returns its number, counted from 1.
     pub(crate) fn push(&mut self, work: Work) -> u64 {
+        if let (Some(_), Work::Free(address)) = (&self.failure, &work) {
+            // a device that is lost has given all memory back
+            let _ = self.free(*address);
+        }
         self.queue.push_back(work);
         self.n_done + self.queue.len() as u64
     }
@@ -70,7 +90,11 @@ impl Sim {
         while self.failure.is_none() && self.n_done < number {
             let Some(work) = self.queue.pop_front() else { break };
             self.n_done += 1;
-            self.failure = self.run(work).err();
+            let lost = self.n_done > self.limits.n_work;
+            let done = if lost { Err("it is lost".to_owned()) } else { self.run(work) };
+            if let Err(failure) = done {
+                self.fail(failure);
+            }
         }
         match &self.failure {
             Some(failure) => Err(Error::msg(failure)),
@@ -83,12 +107,26 @@ impl Sim {
         self.run_until(u64::MAX)
     }
 
-    pub(crate) fn allocate(&mut self, n_bytes: usize) -> Address {
+    fn fail(&mut self, failure: String) {
+        self.failure = Some(failure);
+        for work in std::mem::take(&mut self.queue) {
+            self.push(work);
+        }
+    }
+
+    pub(crate) fn live_bytes(&self) -> usize {
+        self.live_bytes
+    }
+
+    pub(crate) fn allocate(&mut self, n_bytes: usize) -> Result<Address> {
+        if n_bytes > self.limits.memory_bytes.saturating_sub(self.live_bytes) {
+            return Err(Error::msg("no memory"));
+        }
         let buffer = HostBuffer::new(n_bytes);
         let address = buffer.address();
         self.live_bytes += n_bytes;
         self.buffers.insert(address.0, buffer);
-        address
+        Ok(address)
     }
 
     /// Frees memory at once.

@@ -9,7 +9,7 @@ use candle_core::Result;
 use crate::backend::{Backend, Block, Pinned};
 use crate::host_queue::HostQueue;
 use crate::queue::{Address, Launch, Queue};
-use crate::sim::{POISON, Shared, Sim, Work, lock};
+use crate::sim::{Limits, POISON, Shared, Sim, Work, lock};
 
 /// A promise that a backend does not keep, to prove that tests see what relies on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +45,8 @@ pub(crate) struct SimBackend {
 }
 
 impl SimBackend {
-    pub(crate) fn new(kernels: HostQueue, mistake: Option<Mistake>) -> Self {
-        Self { sim: Arc::new(Mutex::new(Sim::new(kernels))), mistake }
+    pub(crate) fn new(kernels: HostQueue, limits: Limits, mistake: Option<Mistake>) -> Self {
+        Self { sim: Arc::new(Mutex::new(Sim::new(kernels, limits))), mistake }
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
@@ -162,7 +162,7 @@ impl Backend for SimBackend {
     type Event = AtomicU64;
 
     fn block(&self, n_bytes: usize) -> Result<SimBlock> {
-        let address = lock(&self.sim).allocate(n_bytes);
+        let address = lock(&self.sim).allocate(n_bytes)?;
         Ok(SimBlock { backend: self.clone(), address, n_bytes })
     }
 

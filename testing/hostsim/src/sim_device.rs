@@ -7,7 +7,7 @@ use powerinfer_ops::{
 
 use crate::device::Gpu;
 use crate::host_queue::HostQueue;
-use crate::sim::lock;
+use crate::sim::{Limits, lock};
 use crate::sim_backend::{Mistake, SimBackend};
 
 /// A fast device whose kernels and logic are those of a GPU.
@@ -21,15 +21,31 @@ impl SimDevice {
     /// A device with that budget whose threads run in the order of [`HostQueue::new`].
     #[must_use]
     pub fn new(budget_bytes: u64, order: u64) -> Self {
-        Self::of(budget_bytes, order, None)
+        Self::of(budget_bytes, order, Limits::NONE, None)
     }
 
-    /// Likewise, of a backend with a fault.
+    /// One that makes a mistake.
     #[must_use]
-    pub fn of(budget_bytes: u64, order: u64, mistake: Option<Mistake>) -> Self {
-        let backend = SimBackend::new(HostQueue::new(order), mistake);
+    pub fn mistaken(budget_bytes: u64, mistake: Mistake) -> Self {
+        Self::of(budget_bytes, 0, Limits::NONE, Some(mistake))
+    }
+
+    /// One that has its limits.
+    #[must_use]
+    pub fn limited(budget_bytes: u64, limits: Limits) -> Self {
+        Self::of(budget_bytes, 0, limits, None)
+    }
+
+    fn of(budget_bytes: u64, order: u64, limits: Limits, mistake: Option<Mistake>) -> Self {
+        let backend = SimBackend::new(HostQueue::new(order), limits, mistake);
         let gpu = Gpu::new(backend.clone(), "shim".to_owned(), "a shim".to_owned(), budget_bytes);
         Self { gpu, backend }
+    }
+
+    /// Bytes that are allocated, what has not been freed yet included.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        lock(&self.backend.sim).live_bytes() as u64
     }
 
     /// Bytes that are allocated, once all that was queued has run.

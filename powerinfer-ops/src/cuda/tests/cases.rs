@@ -68,7 +68,7 @@ pub(crate) fn networks_are_the_cpu_s(device: &dyn FastDevice, [n, d]: Size) {
             for density in [None, Some(0.9)] {
                 let rows = HotRows { weights: &weights, ids: &ids, density };
                 let held = device.hold(rows).unwrap();
-                for n_tokens in [0, 1, 3, 40] {
+                for n_tokens in [0, 1, 3, 20] {
                     let what = format!("{format}, gated {gated}, {n_tokens} tokens");
                     let x = Seeded::new(6).normal(n_tokens * d);
                     let (expected, counts) = on_cpu(&picked, Neurons::Firing, &x);

@@ -10,6 +10,7 @@ use crate::dense_cases::{
     parts_are_for_their_own_device, passes_are_the_cpu_s, sequences_are_cut_and_copied,
     slots_are_what_was_written, what_does_not_fit_is_refused,
 };
+use crate::dense_model::Kind;
 use crate::network::check;
 
 #[test]
@@ -22,7 +23,8 @@ fn passes_are_the_cpu_s_in_every_kind_of_model() {
 #[test]
 fn long_passes_are_the_cpu_s() {
     for at in [6, 7] {
-        check(0, |device| passes_are_the_cpu_s(device, kinds()[at], &[250, 1, 20]));
+        let kind = Kind { heads: [2, 1, 4], hot: 0.1, ..kinds()[at] };
+        check(0, |device| passes_are_the_cpu_s(device, kind, &[250, 1, 20]));
     }
 }
 

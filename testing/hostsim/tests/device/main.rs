@@ -10,6 +10,7 @@ mod dense;
 mod dense_cases;
 #[path = "../../../../powerinfer-ops/src/cuda/tests/dense_model.rs"]
 mod dense_model;
+mod failure;
 mod mistake;
 mod model;
 mod network;

@@ -13,7 +13,8 @@ const SIZE: cases::Size = [150, 96];
 
 /// Whether a case passes on a device with a fault.
 fn passes(mistake: Option<Mistake>, case: impl Fn(&dyn FastDevice)) -> bool {
-    let device = SimDevice::of(1 << 30, 0, mistake);
+    let sound = || SimDevice::new(1 << 30, 0);
+    let device = mistake.map_or_else(sound, |mistake| SimDevice::mistaken(1 << 30, mistake));
     let passed = catch_unwind(AssertUnwindSafe(|| case(&device))).is_ok();
     passed && device.allocated_bytes().is_ok()
 }
