@@ -102,6 +102,12 @@ fn sequences_are_cut_and_copied() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn sessions_do_not_disturb_each_other() {
+    dense_cases::sessions_do_not_disturb_each_other(gpu().as_ref(), dense_cases::kinds()[0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn slots_are_what_was_written() {
     dense_cases::slots_are_what_was_written(gpu().as_ref(), dense_cases::kinds()[0]);
 }

@@ -1,6 +1,7 @@
 //! Norms, attention, networks in between and head: what they must give on any device.
 
 use std::sync::Arc;
+use std::thread;
 
 use testing::{Seeded, assert_close, assert_same_bits};
 
@@ -101,6 +102,30 @@ pub(crate) fn sequences_are_cut_and_copied(device: &dyn FastDevice, kind: Kind) 
     assert_eq!(device.memory().held_bytes, before + left);
     drop((sequence, copy));
     assert_eq!(device.memory().held_bytes, before);
+}
+
+/// Sessions on threads of their own, each with a sequence, get what they get alone.
+pub(crate) fn sessions_do_not_disturb_each_other(device: &dyn FastDevice, kind: Kind) {
+    let model = Model::random(kind);
+    let (held, d) = (model.hold(device), model.d_model);
+    let session = |seed: u64| {
+        let x = Seeded::new(seed).normal(9 * d);
+        let mut sequence = device.sequence(model.shape()).unwrap();
+        let passes = [0..5, 5..6, 6..9];
+        passes.map(|tokens| {
+            held.run(sequence.as_mut(), tokens.start, &x[tokens.start * d..tokens.end * d])
+        })
+    };
+    let alone = [1, 2, 3].map(session);
+    thread::scope(|scope| {
+        let running = [1, 2, 3].map(|seed| scope.spawn(move || session(seed)));
+        for (running, alone) in running.into_iter().zip(alone) {
+            let found = running.join().unwrap();
+            for (found, alone) in found.iter().flatten().zip(alone.iter().flatten()) {
+                assert_same_bits(found, alone, "beside others");
+            }
+        }
+    });
 }
 
 /// A slot is read as it was before the network that was started since; values that are written several

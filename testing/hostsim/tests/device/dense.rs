@@ -8,7 +8,7 @@ use powerinfer_ops::FastDevice;
 use crate::dense_cases::{
     a_budget_is_kept, a_network_in_a_slot_is_that_of_the_host, kinds,
     parts_are_for_their_own_device, passes_are_the_cpu_s, sequences_are_cut_and_copied,
-    slots_are_what_was_written, what_does_not_fit_is_refused,
+    sessions_do_not_disturb_each_other, slots_are_what_was_written, what_does_not_fit_is_refused,
 };
 use crate::dense_model::Kind;
 use crate::network::check;
@@ -62,4 +62,10 @@ fn what_does_not_fit_a_sequence_is_refused() {
 #[test]
 fn a_network_in_a_slot_is_that_of_the_host_in_every_mode() {
     check(1, |device| a_network_in_a_slot_is_that_of_the_host(device, [150, 96]));
+}
+
+#[test]
+fn sessions_on_their_own_threads_do_not_disturb_each_other() {
+    check(0, |device| sessions_do_not_disturb_each_other(device, kinds()[0]));
+    check(0, |device| sessions_do_not_disturb_each_other(device, kinds()[3]));
 }
