@@ -285,7 +285,7 @@ impl Task {
         let d_ff = self.sizes.model.d_ff;
         let mut text = format!(
             "{} on {}, {:.1} MiB for the fast device\n\
-             layer  fires    hot  hit rate  attention  predictor  cache\n",
+             layer  fires    hot  hit rate  attention  predictor\n",
             self.name,
             plan.hardware,
             mib(plan.budget_bytes)
@@ -297,7 +297,7 @@ impl Task {
                 (0..d_ff).filter(|&id| layer.is_hot(id)).map(|id| counts[id] as f64).sum();
             let _ = writeln!(
                 text,
-                "{index:>5} {:>5.1} % {:>6} {:>7.1} % {:>10} {:>10} {:>6}",
+                "{index:>5} {:>5.1} % {:>6} {:>7.1} % {:>10} {:>10}",
                 100.0 * self.profile.density(index),
                 layer.n_hot(),
                 if all > 0.0 { 100.0 * hot / all } else { 0.0 },
@@ -307,7 +307,6 @@ impl Task {
                 } else {
                     layer.predictor.name()
                 },
-                layer.kv_cache.name(),
             );
         }
         let _ = writeln!(

@@ -70,7 +70,7 @@ fn allocated(plan: &Plan, sizes: &ModelSizes, n_tensors: u64) -> u64 {
     for (planned, layer) in plan.layers.iter().zip(&sizes.layers) {
         pieces(on_fast(planned.attention, layer.attention_bytes)).for_each(&mut allocate);
         pieces(on_fast(planned.predictor, layer.predictor_bytes)).for_each(&mut allocate);
-        allocate(on_fast(planned.kv_cache, sizes.layer_kv_bytes(plan.context)));
+        allocate(on_fast(planned.attention, sizes.layer_kv_bytes(plan.context)));
         let n_hot = planned.n_hot() as u64;
         layer.neuron_rows.iter().for_each(|row| allocate(n_hot * row));
         (0..=layer.neuron_biases).for_each(|_| allocate(4 * n_hot));
@@ -182,18 +182,24 @@ fn what_is_read_for_every_token_comes_first() {
         let request = PlanRequest::new(&sizes, &profile, &machine, budget).with_sync_rule(false);
         plan(&request.with_offload(Offload::Everything).with_context(64)).unwrap()
     };
-    let devices = |plan: &Plan| -> Vec<[bool; 3]> {
+    let devices = |plan: &Plan| -> Vec<[bool; 2]> {
         let fast = |device| device == PlannedDevice::Fast;
-        let of_layer = |l: &PlannedLayer| [fast(l.attention), fast(l.predictor), fast(l.kv_cache)];
+        let of_layer = |l: &PlannedLayer| [fast(l.attention), fast(l.predictor)];
         plan.layers.iter().map(of_layer).collect()
     };
     let all = request(10_000_000);
-    assert_eq!(devices(&all), [[true; 3]; 2]);
+    assert_eq!(devices(&all), [[true; 2]; 2]);
     assert_eq!((all.head, all.hit_rate), (PlannedDevice::Fast, 1.0));
     assert_eq!(all.bytes_host, sizes.embedding_bytes);
-    let one = request(100_000);
-    assert_eq!(devices(&one), [[true, true, false], [false; 3]]);
-    assert_eq!(devices(&request(0)), [[false; 3]; 2]);
+    let placement = all.placement(&sizes.model).unwrap();
+    assert!(placement.fast_head() && placement.n_fast_attention() == 2);
+    let one = request(110_000);
+    assert_eq!(devices(&one), [[true, true], [false; 2]]);
+    // attention goes with its keys and values, or not at all
+    let kv_bytes = sizes.layer_kv_bytes(64);
+    assert!(kv_bytes > 10_000);
+    assert!(!devices(&request(70_000 + 16 * 255 + kv_bytes))[0][0]);
+    assert_eq!(devices(&request(0)), [[false; 2]; 2]);
 }
 
 #[test]
@@ -266,6 +272,7 @@ fn each_thing_that_can_be_wrong_in_a_file_is_named() {
         ("/layers/1/hot", "[]", "layers[1].hot"),
         ("/layers/1/hot_density", "1.5", "layers[1].hot_density"),
         ("/layers/1/attention", "\"moon\"", "layers[1].attention"),
+        ("/layers/1/attention", "\"fast\"", "layers[1].kv_cache"),
         ("/budget_bytes", "-1", "budget_bytes"),
         ("/bytes_fast", "0.5", "bytes_fast"),
         ("/hit_rate", "2", "hit_rate"),

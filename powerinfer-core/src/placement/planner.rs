@@ -3,8 +3,8 @@
 //! The objective and the rules are those of the paper's section "Neuron Placement Policy": the sum of the
 //! impact of hot neurons, how often they fire, is as large as it can be; a layer has none, or at least as
 //! many as make up for the synchronisation; neurons go in groups of 64. Where everything can go to the
-//! fast device, attention comes first, then predictors, head and cache, which are read for every token
-//! while a neuron is read when it fires; what is left is for neurons, and a part that does not fit
+//! fast device, attention comes first, with its keys and values, then predictors and head, which are read for every
+//! token while a neuron is read when it fires; what is left is for neurons, and a part that does not fit
 //! leaves its room to them.
 
 use super::exact::{LayerChoice, solve};
@@ -166,7 +166,6 @@ fn all_cold(d_ff: usize) -> PlannedLayer {
     PlannedLayer {
         attention: PlannedDevice::Host,
         predictor: PlannedDevice::Host,
-        kv_cache: PlannedDevice::Host,
         hot_density: 0.0,
         hot: HotSet::from_ids(&[], d_ff),
     }
@@ -175,24 +174,22 @@ fn all_cold(d_ff: usize) -> PlannedLayer {
 /// Puts what is read for every token on the fast device, as far as it fits; gives the bytes that are left.
 fn place_parts(plan: &mut Plan, sizes: &ModelSizes, mut left: u64) -> u64 {
     let alignment = plan.alignment_bytes;
-    let mut place = |device: &mut PlannedDevice, bytes: u64| {
-        if let Some(rest) = left.checked_sub(part_bytes(bytes, alignment)).filter(|_| bytes > 0) {
+    let mut place = |device: &mut PlannedDevice, parts: [u64; 2]| {
+        let bytes = parts.map(|bytes| part_bytes(bytes, alignment)).iter().sum();
+        if let Some(rest) = left.checked_sub(bytes).filter(|_| bytes > 0) {
             left = rest;
             *device = PlannedDevice::Fast;
         }
     };
-    for (planned, layer) in plan.layers.iter_mut().zip(&sizes.layers) {
-        place(&mut planned.attention, layer.attention_bytes);
-    }
-    for (planned, layer) in plan.layers.iter_mut().zip(&sizes.layers) {
-        place(&mut planned.predictor, layer.predictor_bytes);
-    }
-    place(&mut plan.head, sizes.head_bytes);
-    let kv_bytes = sizes.layer_kv_bytes(plan.context);
     // keys and values are of use where the attention is
-    for planned in plan.layers.iter_mut().filter(|layer| layer.attention == PlannedDevice::Fast) {
-        place(&mut planned.kv_cache, kv_bytes);
+    let kv_bytes = sizes.layer_kv_bytes(plan.context);
+    for (planned, layer) in plan.layers.iter_mut().zip(&sizes.layers) {
+        place(&mut planned.attention, [layer.attention_bytes, kv_bytes]);
     }
+    for (planned, layer) in plan.layers.iter_mut().zip(&sizes.layers) {
+        place(&mut planned.predictor, [layer.predictor_bytes, 0]);
+    }
+    place(&mut plan.head, [sizes.head_bytes, 0]);
     left
 }
 
