@@ -1,7 +1,7 @@
 //! The residual stream of a text on a device, with the keys and values of its layers.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::backend::{Backend, Pinned, grow};
 use super::dense_steps::{CHUNK, DeviceCache, broken_tokens, residual_add};
@@ -77,7 +77,7 @@ pub(crate) struct GpuSequence<B: Backend> {
     /// Whether the output of a network waits to be added, and the bias that is added with it.
     unfinished: Option<Address>,
     /// Networks that nobody has asked about yet.
-    runs: Mutex<Vec<GpuPending<B>>>,
+    runs: Vec<GpuPending<B>>,
 }
 
 impl<B: Backend> GpuSequence<B> {
@@ -98,7 +98,7 @@ impl<B: Backend> GpuSequence<B> {
             began: backend.event().map_err(failed)?,
             since: [false; 3],
             unfinished: None,
-            runs: Mutex::new(Vec::new()),
+            runs: Vec::new(),
         })
     }
 
@@ -154,11 +154,7 @@ impl<B: Backend> GpuSequence<B> {
     /// Notes a network that was started, and the bias that is added with its output.
     pub(crate) fn network_begun(&mut self, run: GpuPending<B>, bias: Address) {
         self.unfinished = Some(bias);
-        self.runs_mut().push(run);
-    }
-
-    fn runs_mut(&mut self) -> &mut Vec<GpuPending<B>> {
-        self.runs.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.runs.push(run);
     }
 
     fn failed(&self) -> impl Fn(candle_core::Error) -> OpError + use<B> {
@@ -208,7 +204,7 @@ impl<B: Backend> DeviceSequence for GpuSequence<B> {
     ) -> Result<(), OpError> {
         let op = "DeviceSequence::begin";
         self.unfinished = None;
-        self.runs_mut().clear();
+        self.runs.clear();
         if first_position > self.len || n_tokens > MAX_POSITIONS - first_position {
             let (expected, found) = (vec![self.len, MAX_POSITIONS], vec![first_position, n_tokens]);
             return Err(OpError::Shape { op, what: "positions", expected, found });
@@ -289,7 +285,7 @@ impl<B: Backend> DeviceSequence for GpuSequence<B> {
     }
 
     fn take_runs(&mut self) -> Result<Vec<HeldRun>, OpError> {
-        self.runs_mut().drain(..).map(|mut run| run.run()).collect()
+        self.runs.drain(..).map(|mut run| run.run()).collect()
     }
 
     fn truncate(&mut self, len: usize) {

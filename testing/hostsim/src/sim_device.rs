@@ -1,5 +1,7 @@
 //! The library's GPU, on a CPU.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use powerinfer_ops::{
     AttentionPart, DeviceMemory, DeviceSequence, FastDevice, HeadPart, HeldAttention, HeldFfn,
     HeldHead, HeldNorm, HotRows, NormPart, OpError, SequenceShape,
@@ -15,6 +17,7 @@ use crate::sim_backend::{Mistake, SimBackend};
 pub struct SimDevice {
     gpu: Gpu<SimBackend>,
     backend: SimBackend,
+    n_dense_parts: AtomicUsize,
 }
 
 impl SimDevice {
@@ -39,7 +42,13 @@ impl SimDevice {
     fn of(budget_bytes: u64, order: u64, limits: Limits, mistake: Option<Mistake>) -> Self {
         let backend = SimBackend::new(HostQueue::new(order), limits, mistake);
         let gpu = Gpu::new(backend.clone(), "shim".to_owned(), "a shim".to_owned(), budget_bytes);
-        Self { gpu, backend }
+        Self { gpu, backend, n_dense_parts: AtomicUsize::new(0) }
+    }
+
+    /// Norms, attention layers and heads that it was given.
+    #[must_use]
+    pub fn n_dense_parts(&self) -> usize {
+        self.n_dense_parts.load(Ordering::Relaxed)
     }
 
     /// Bytes that are allocated, what has not been freed yet included.
@@ -87,14 +96,17 @@ impl FastDevice for SimDevice {
     }
 
     fn hold_norm(&self, norm: NormPart<'_>) -> Result<Box<dyn HeldNorm>, OpError> {
+        self.n_dense_parts.fetch_add(1, Ordering::Relaxed);
         self.gpu.hold_norm(norm)
     }
 
     fn hold_attention(&self, part: AttentionPart<'_>) -> Result<Box<dyn HeldAttention>, OpError> {
+        self.n_dense_parts.fetch_add(1, Ordering::Relaxed);
         self.gpu.hold_attention(part)
     }
 
     fn hold_head(&self, head: HeadPart<'_>) -> Result<Box<dyn HeldHead>, OpError> {
+        self.n_dense_parts.fetch_add(1, Ordering::Relaxed);
         self.gpu.hold_head(head)
     }
 
