@@ -33,7 +33,7 @@ impl DeviceCopy {
         if let Some(copy) = copy.as_ref().filter(|copy| copy.device == device.id()) {
             return Ok(copy.clone());
         }
-        let stream = Arc::new(Stream::of(device)?);
+        let stream = Arc::new(Stream::of(device));
         let matrix = Arc::new(DeviceMatrix::of_rows(&*stream, matrix, None)?);
         Ok(copy.insert(OnDevice { device: device.id(), stream, matrix }).clone())
     }

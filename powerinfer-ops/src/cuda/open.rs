@@ -15,7 +15,7 @@ pub(crate) fn open(index: usize, budget_bytes: Option<u64>) -> Result<Gpu<Stream
     let name = format!("cuda:{index}");
     let failed = |error| OpError::DeviceFailed { device: name.clone(), source: Box::new(error) };
     let device = Device::new_cuda_with_stream(index).map_err(failed)?;
-    let stream = Stream::of(device.as_cuda_device().map_err(failed)?).map_err(failed)?;
+    let stream = Stream::of(device.as_cuda_device().map_err(failed)?);
     let (free, total) = stream.free_bytes().map_err(failed)?;
     let budget = budget_bytes.map_or(free - free / LEFT_SHARE, |asked| asked.min(free));
     let description = stream.device_name().map_err(failed)?;

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PinnedHostSlice,
@@ -38,8 +38,8 @@ const PTX: [(&str, &str); 10] = [
 pub(crate) struct Stream {
     device: CudaDevice,
     stream: Arc<CudaStream>,
-    /// For copies that do not wait for all of it.
-    aside: Arc<CudaStream>,
+    /// For copies that do not wait for all of it; made when first asked for.
+    aside: OnceLock<Arc<CudaStream>>,
     functions: Mutex<HashMap<String, CudaFunction>>,
 }
 
@@ -73,10 +73,17 @@ impl Stream {
     }
 
     /// The stream that candle uses on a device.
-    pub(crate) fn of(device: &CudaDevice) -> candle_core::Result<Self> {
-        let (functions, stream) = (Mutex::new(HashMap::new()), device.cuda_stream());
-        let aside = stream.context().new_stream().w()?;
-        Ok(Self { stream, aside, device: device.clone(), functions })
+    pub(crate) fn of(device: &CudaDevice) -> Self {
+        let (functions, aside) = (Mutex::new(HashMap::new()), OnceLock::new());
+        Self { stream: device.cuda_stream(), aside, device: device.clone(), functions }
+    }
+
+    fn aside(&self) -> candle_core::Result<&CudaStream> {
+        if let Some(aside) = self.aside.get() {
+            return Ok(aside);
+        }
+        let made = self.stream.context().new_stream().w()?;
+        Ok(self.aside.get_or_init(|| made))
     }
 
     /// Bytes of the device's memory that are free, and all of them.
@@ -219,8 +226,9 @@ impl Backend for Stream {
     ) -> candle_core::Result<()> {
         // one event says when the last copy has ended, and the copies before may be on the other stream
         to.copied.synchronize().w()?;
-        self.aside.wait(event).w()?;
-        self.copy_here(&self.aside, from, to, range)
+        let aside = self.aside()?;
+        aside.wait(event).w()?;
+        self.copy_here(aside, from, to, range)
     }
 
     fn record(&self, event: &CudaEvent) -> candle_core::Result<()> {

@@ -136,7 +136,7 @@ fn dense_seconds(device: &Device, stream: &Stream, [n, d]: [usize; 2]) -> Result
 
 fn sweep() -> Result<()> {
     let device = Device::new_cuda_with_stream(0)?;
-    let stream = Stream::of(device.as_cuda_device()?)?;
+    let stream = Stream::of(device.as_cuda_device()?);
     let copy = copy_bandwidth(&device, &stream)?;
     println!("{{\"copy_bytes_per_second\":{copy:.4e}}}");
     for shape in SHAPES {
