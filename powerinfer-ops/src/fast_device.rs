@@ -13,6 +13,7 @@
 //! So one input goes to the device and one partial output comes back, each `[n_tokens, d_model]`.
 
 mod dense;
+mod dense_check;
 
 use std::fmt;
 use std::sync::Arc;
@@ -127,6 +128,16 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
     /// [`OpError::DeviceBudget`] if they do not fit, with nothing held of them; [`OpError::Shape`],
     /// [`OpError::DeviceFailed`].
     fn hold_predictor(&self, _predictor: RowPredictor<'_>) -> Result<bool, OpError> {
+        Ok(false)
+    }
+
+    /// Copies the bias of down `[d_model]` to the device, which adds it once for each network that was
+    /// begun by [`start_in`](Self::start_in), when it is finished. `false` if the device adds no biases,
+    /// which is the default; it is then part of what [`DeviceSequence::finish_ffn`] is given.
+    ///
+    /// # Errors
+    /// As [`hold_predictor`](Self::hold_predictor).
+    fn hold_down_bias(&self, _bias: &[f32]) -> Result<bool, OpError> {
         Ok(false)
     }
 
