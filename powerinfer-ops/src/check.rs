@@ -23,3 +23,22 @@ pub(crate) fn check_below(op: &'static str, ids: &NeuronIds, n_rows: usize) -> R
         _ => Ok(()),
     }
 }
+
+/// Fails with [`OpError::Shape`] unless key and value heads divide query heads, a window sees something
+/// and there is one slope a head.
+pub(crate) fn check_heads(
+    op: &'static str,
+    [n_heads, n_kv_heads, d_head]: [usize; 3],
+    window: Option<usize>,
+    alibi_slopes: Option<&[f32]>,
+) -> Result<(), OpError> {
+    if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) || d_head == 0 {
+        let (expected, found) = (vec![n_heads, n_heads, 1], vec![n_heads, n_kv_heads, d_head]);
+        return Err(OpError::Shape { op, what: "heads", expected, found });
+    }
+    if window == Some(0) {
+        return Err(OpError::Shape { op, what: "window", expected: vec![1], found: vec![0] });
+    }
+    let found = alibi_slopes.map_or(n_heads, <[f32]>::len);
+    check_shape(op, "alibi slopes", &[n_heads], &[found])
+}

@@ -13,6 +13,7 @@
 //! So one input goes to the device and one partial output comes back, each `[n_tokens, d_model]`.
 
 mod dense;
+pub(crate) mod dense_check;
 mod held_shape;
 
 use std::fmt;
