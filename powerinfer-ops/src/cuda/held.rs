@@ -114,7 +114,12 @@ impl<B: Backend> HeldRows<B> {
 
     /// Copies the bias of down to the device.
     pub(crate) fn add_down_bias(&self, bias: &[f32]) -> Result<(), OpError> {
-        check_shape("HeldFfn::hold_down_bias", "bias", &[self.d_model()], &[bias.len()])?;
+        check_shape(
+            "HeldFfn::hold_down_bias",
+            "the bias of down",
+            &[self.d_model()],
+            &[bias.len()],
+        )?;
         let shared = &*self.shared;
         let reserved = shared.reserve(size_of_val(bias) as u64, Needs::default())?;
         let block = of_values(&shared.backend, bias).map_err(|error| shared.failed(error))?;

@@ -11,8 +11,8 @@ use super::queue::Address;
 use super::scratch::{DenseScratch, DenseShape, Needs};
 use super::sequence::{GpuSequence, own};
 use super::steps::{DeviceInput, quantize};
-use crate::check::check_shape;
-use crate::{AttentionPart, DensePart, DeviceSequence, HeldAttention, OpError, Slot};
+use crate::fast_device::dense_check::{check_attention, check_layer};
+use crate::{AttentionPart, DeviceSequence, HeldAttention, OpError, Slot};
 
 /// Its projections and settings.
 #[derive(Debug)]
@@ -34,13 +34,13 @@ pub(crate) struct GpuAttention<B: Backend> {
 
 impl<B: Backend> GpuAttention<B> {
     pub(crate) fn copy(shared: &Arc<Shared<B>>, part: AttentionPart<'_>) -> Result<Self, OpError> {
-        check(&part)?;
+        let d_model = check_attention(&part)?;
         let AttentionPart { query, key, value, output, n_heads, n_kv_heads, d_head, .. } = part;
         let mut bytes = part.alibi_slopes.map_or(0, size_of_val) as u64;
         for projection in [query, key, value, output] {
             bytes += Projection::<B>::bytes(projection)?;
         }
-        let (d_model, width) = (query.weights.d_model(), n_heads * d_head);
+        let width = n_heads * d_head;
         let needs = DenseShape {
             input: d_model.max(width),
             query: width,
@@ -75,13 +75,7 @@ impl<B: Backend> GpuAttention<B> {
     fn check(&self, sequence: &GpuSequence<B>, layer: usize) -> Result<(), OpError> {
         let op = "HeldAttention::run";
         sequence.check_width(op, self.query.n_in())?;
-        let shape = sequence.shape();
-        let found = [shape.kv.n_kv_heads, shape.kv.d_head];
-        check_shape(op, "key and value heads", &[self.n_kv_heads, self.d_head], &found)?;
-        if layer >= shape.n_layers {
-            let (expected, found) = (vec![shape.n_layers], vec![layer]);
-            return Err(OpError::Shape { op, what: "the layer", expected, found });
-        }
+        check_layer(sequence.shape(), layer, [self.n_kv_heads, self.d_head])?;
         if self.rotary && sequence.angles().is_none() {
             let (expected, found) = (vec![sequence.n_tokens() * (self.d_head / 2)], vec![0]);
             return Err(OpError::Shape { op, what: "angles", expected, found });
@@ -193,38 +187,4 @@ impl<B: Backend> Drop for GpuAttention<B> {
 /// Values of a part of attention: the sum of a head, its largest score and the sum of shares.
 pub(crate) fn part_values(n_heads: usize, d_head: usize) -> usize {
     n_heads * (d_head + 2)
-}
-
-/// Fails unless heads and projections fit together.
-fn check(part: &AttentionPart<'_>) -> Result<(), OpError> {
-    let op = "FastDevice::hold_attention";
-    let &AttentionPart { n_heads, n_kv_heads, d_head, .. } = part;
-    let odd = part.rotary && !d_head.is_multiple_of(2);
-    if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) || d_head == 0 || odd {
-        let (expected, found) = (vec![n_heads, n_heads, 2], vec![n_heads, n_kv_heads, d_head]);
-        return Err(OpError::Shape { op, what: "heads", expected, found });
-    }
-    if part.window == Some(0) {
-        return Err(OpError::Shape { op, what: "window", expected: vec![1], found: vec![0] });
-    }
-    let slopes = part.alibi_slopes.map_or(n_heads, <[f32]>::len);
-    check_shape(op, "alibi slopes", &[n_heads], &[slopes])?;
-    let d_model = part.query.weights.d_model();
-    let (query, kv) = (n_heads * d_head, n_kv_heads * d_head);
-    check_projection(op, "query", part.query, [query, d_model])?;
-    check_projection(op, "key", part.key, [kv, d_model])?;
-    check_projection(op, "value", part.value, [kv, d_model])?;
-    check_projection(op, "output", part.output, [d_model, query])
-}
-
-/// Fails unless a projection is `[n_out, n_in]`.
-pub(crate) fn check_projection(
-    op: &'static str,
-    what: &'static str,
-    part: DensePart<'_>,
-    shape: [usize; 2],
-) -> Result<(), OpError> {
-    check_shape(op, what, &shape, &[part.weights.n_neurons(), part.weights.d_model()])?;
-    let bias = part.bias.map_or(shape[0], <[f32]>::len);
-    check_shape(op, "bias", &shape[..1], &[bias])
 }

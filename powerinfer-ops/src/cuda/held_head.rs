@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use super::backend::{Backend, Block, Pinned, grow};
 use super::device::{Shared, TOKENS_AT_ONCE};
-use super::held_attention::check_projection;
 use super::held_norm::GpuNorm;
 use super::projection::Projection;
 use super::queue::Address;
 use super::scratch::{DenseScratch, DenseShape, Needs};
 use super::sequence::own;
 use super::steps::{DeviceInput, quantize};
-use crate::check::check_shape;
+use crate::fast_device::dense_check::check_head;
 use crate::{DeviceSequence, HeadPart, HeldHead, HeldNorm, OpError, Slot};
 
 /// Norm, projection and embeddings, and room for logits.
@@ -30,14 +29,7 @@ pub(crate) struct GpuHead<B: Backend> {
 impl<B: Backend> GpuHead<B> {
     pub(crate) fn copy(shared: &Arc<Shared<B>>, part: HeadPart<'_>) -> Result<Self, OpError> {
         let HeadPart { norm, projection, weights } = part;
-        let (op, d_embedding) = ("FastDevice::hold_head", weights.d_model());
-        let d_model = projection.map_or(d_embedding, |part| part.weights.d_model());
-        if let Some(projection) = projection {
-            check_projection(op, "projection", projection, [d_embedding, d_model])?;
-        }
-        if let Some(norm) = norm {
-            check_shape(op, "norm", &[d_model], &[norm.scale.len()])?;
-        }
+        let (d_model, d_embedding) = (check_head(&part)?, weights.d_model());
         let norm = norm.map(|norm| GpuNorm::copy(shared, norm)).transpose()?;
         let embeddings = Projection::<B>::plain(weights);
         let logits_bytes = TOKENS_AT_ONCE * weights.n_neurons() * size_of::<f32>();

@@ -9,7 +9,7 @@ use super::matrix::of_values;
 use super::queue::Address;
 use super::scratch::Needs;
 use super::sequence::own;
-use crate::check::check_shape;
+use crate::fast_device::dense_check::check_norm;
 use crate::{DeviceSequence, HeldNorm, NormPart, OpError, Slot};
 
 /// Its weights.
@@ -26,9 +26,7 @@ pub(crate) struct GpuNorm<B: Backend> {
 impl<B: Backend> GpuNorm<B> {
     pub(crate) fn copy(shared: &Arc<Shared<B>>, part: NormPart<'_>) -> Result<Self, OpError> {
         let NormPart { scale, shift, eps, centred } = part;
-        let d_model = scale.len();
-        let found = shift.map_or(d_model, <[f32]>::len);
-        check_shape("FastDevice::hold_norm", "shift", &[d_model], &[found])?;
+        let d_model = check_norm(&part)?;
         let bytes = size_of_val(scale) + shift.map_or(0, size_of_val);
         let reserved = shared.reserve(bytes as u64, Needs::default())?;
         let values =

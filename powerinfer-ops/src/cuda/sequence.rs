@@ -14,6 +14,7 @@ use super::queue::Address;
 use super::scratch::{DenseShape, Needs};
 use crate::attention::PAGE_LEN;
 use crate::check::check_shape;
+use crate::fast_device::dense_check::{check_pass, check_values};
 use crate::{DeviceSequence, HeldRun, OpError, SequenceShape, Slot};
 
 /// Positions are counted as `int` by the kernels.
@@ -205,13 +206,10 @@ impl<B: Backend> DeviceSequence for GpuSequence<B> {
         let op = "DeviceSequence::begin";
         self.unfinished = None;
         self.runs.clear();
-        if first_position > self.len || n_tokens > MAX_POSITIONS - first_position {
-            let (expected, found) = (vec![self.len, MAX_POSITIONS], vec![first_position, n_tokens]);
+        check_pass(self.shape, self.len, (first_position, n_tokens), angles)?;
+        if n_tokens > MAX_POSITIONS - first_position {
+            let (expected, found) = (vec![MAX_POSITIONS], vec![first_position, n_tokens]);
             return Err(OpError::Shape { op, what: "positions", expected, found });
-        }
-        let half = [n_tokens * (self.shape.kv.d_head / 2)];
-        for angles in angles.into_iter().flatten() {
-            check_shape(op, "angles", &half, &[angles.len()])?;
         }
         (self.len, self.n_tokens, self.since) = (first_position, 0, [false; 3]);
         self.make_room(first_position, n_tokens)?;
@@ -224,8 +222,7 @@ impl<B: Backend> DeviceSequence for GpuSequence<B> {
     }
 
     fn write(&mut self, slot: Slot, values: &[f32]) -> Result<(), OpError> {
-        let expected = [self.n_tokens * self.shape.d_model];
-        check_shape("DeviceSequence::write", "values", &expected, &[values.len()])?;
+        check_values("DeviceSequence::write", self.shape, self.n_tokens, values.len())?;
         let to = self.slot_to_write(slot);
         self.send(0, &[values], to).map_err(self.failed())
     }
@@ -251,8 +248,7 @@ impl<B: Backend> DeviceSequence for GpuSequence<B> {
         let (n_tokens, d_model) = (self.n_tokens, self.shape.d_model);
         let mut add = [Address::NULL; 3];
         if let Some(part) = part {
-            let expected = [n_tokens * d_model];
-            check_shape("DeviceSequence::finish_ffn", "values", &expected, &[part.len()])?;
+            check_values("DeviceSequence::finish_ffn", self.shape, n_tokens, part.len())?;
             add[1] = self.pass.part();
             self.send(2, &[part], add[1]).map_err(self.failed())?;
         }
@@ -301,11 +297,7 @@ impl<B: Backend> DeviceSequence for GpuSequence<B> {
     }
 
     fn try_clone(&self, len: usize) -> Result<Box<dyn DeviceSequence>, OpError> {
-        let op = "DeviceSequence::try_clone";
-        if len > self.len {
-            let (expected, found) = (vec![self.len], vec![len]);
-            return Err(OpError::Shape { op, what: "positions", expected, found });
-        }
+        let len = len.min(self.len);
         let mut copy = Self::new(&self.shared, self.shape)?;
         for (layer, from) in copy.layers.iter_mut().zip(&self.layers) {
             if len > 0 {

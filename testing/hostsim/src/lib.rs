@@ -21,11 +21,14 @@ pub(crate) use powerinfer_ops::{
 };
 
 mod fast_device {
+    pub(crate) use crate::dense_check;
     pub(crate) use crate::held_shape::HeldShape;
 }
 
 #[path = "../../../powerinfer-ops/src/check.rs"]
 mod check;
+#[path = "../../../powerinfer-ops/src/fast_device/dense_check.rs"]
+mod dense_check;
 #[path = "../../../powerinfer-ops/src/fast_device/held_shape.rs"]
 mod held_shape;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hostsim::SimDevice;
-use powerinfer_ops::FastDevice;
+use powerinfer_ops::{FastDevice, StandIn, StandInOptions};
 
 use crate::dense_cases::{
     a_budget_is_kept, a_network_in_a_slot_is_that_of_the_host, kinds,
@@ -68,4 +68,24 @@ fn a_network_in_a_slot_is_that_of_the_host_in_every_mode() {
 fn sessions_on_their_own_threads_do_not_disturb_each_other() {
     check(0, |device| sessions_do_not_disturb_each_other(device, kinds()[0]));
     check(0, |device| sessions_do_not_disturb_each_other(device, kinds()[3]));
+}
+
+/// The same cases hold the stand-in to the same results.
+#[test]
+fn the_stand_in_passes_the_cases_of_a_gpu() {
+    let open = |budget| -> Arc<dyn FastDevice> {
+        Arc::new(StandIn::new(StandInOptions::new(budget)).unwrap())
+    };
+    let device = open(1 << 30);
+    for kind in kinds() {
+        passes_are_the_cpu_s(device.as_ref(), kind, &[19, 1, 3]);
+        passes_are_the_cpu_s(device.as_ref(), kind, &[250, 1, 20]);
+        sequences_are_cut_and_copied(device.as_ref(), kind);
+        sessions_do_not_disturb_each_other(device.as_ref(), kind);
+        slots_are_what_was_written(device.as_ref(), kind);
+        a_budget_is_kept(&open, kind);
+    }
+    a_network_in_a_slot_is_that_of_the_host(device.as_ref(), [150, 96]);
+    parts_are_for_their_own_device(device.as_ref(), open(1 << 30).as_ref());
+    what_does_not_fit_is_refused(device.as_ref());
 }
