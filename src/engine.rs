@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use powerinfer_core::{
-    ActivationProfile, CancelToken, CausalLm, Holding, ModelInfo, Placement, Plan, Sparsity,
+    ActivationProfile, CancelToken, CausalLm, Holding, ModelInfo, Offload, Placement, Plan,
+    Sparsity,
 };
 use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
@@ -216,6 +217,8 @@ pub struct EngineBuilder {
     placement: Option<Placement>,
     plan: Option<Plan>,
     profile: Option<ActivationProfile>,
+    offload: Option<Offload>,
+    device_context: Option<usize>,
 }
 
 impl EngineBuilder {
@@ -360,14 +363,15 @@ impl EngineBuilder {
     }
 
     /// A device that holds the hot neurons of every feed-forward network and computes them while the
-    /// threads of the engine compute the others: a GPU ([`open_cuda`](crate::open_cuda)) or a
-    /// [`StandIn`](crate::StandIn). Only for a model folder or file.
+    /// threads of the engine compute the others, and that runs attention and head if it can: a GPU
+    /// ([`open_cuda`](crate::open_cuda)) or a [`StandIn`](crate::StandIn). Only for a model folder or file.
     ///
-    /// Which neurons are hot is what [`placement`](Self::placement) or [`plan`](Self::plan) says.
-    /// Without either it is those that fire most, as many as the device's budget allows, going by the
+    /// What lies there is what [`placement`](Self::placement) or [`plan`](Self::plan) says, and without
+    /// either what [`offload`](Self::offload) does, as much as the device's budget allows; a note of
+    /// [`ModelInfo::notes`] says what came of it. Hot neurons are those that fire most, going by the
     /// profile beside the model (`activation_counts.safetensors` in its folder, or
     /// `NAME.activation_counts.safetensors` beside `NAME.gguf`); without one all count alike, and
-    /// [`ModelInfo::notes`] says so.
+    /// a note says so.
     ///
     /// The logits are those of the CPU alone but for rounding. [`StepStats::split`] tells whether the
     /// two sides are balanced.
@@ -399,7 +403,36 @@ impl EngineBuilder {
         self
     }
 
-    /// Which neurons are hot, as a plan says; it is refused if it is that of another model or takes
+    /// What goes to the fast device. The default is [`Offload::Everything`] on a GPU that runs attention and
+    /// head, and [`Offload::Neurons`] on one that does not and on a [`StandIn`](crate::StandIn), which is no
+    /// faster than the CPU. A placement or a plan goes before it. Only for a model folder or file.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use powerinfer::{Engine, Offload, StandIn, StandInOptions};
+    ///
+    /// let device = Arc::new(StandIn::new(StandInOptions::new(4 << 20))?);
+    /// let builder = Engine::builder().model("assets/llama-relu-tiny").fast_device(device);
+    /// let memory = builder.offload(Offload::Neurons).estimate()?;
+    /// assert!(memory.fast_bytes > 3 << 20);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    pub fn offload(mut self, offload: Offload) -> Self {
+        self.offload = Some(offload);
+        self
+    }
+
+    /// Tokens whose keys and values the fast device's budget is to have room for, those of all sessions
+    /// taken together. The default is [`max_context`](Self::max_context) if that was set, else 2048 or what the
+    /// model allows if that is less. A context that outgrows the budget is refused with
+    /// [`OpError::DeviceBudget`](powerinfer_ops::OpError::DeviceBudget).
+    pub fn device_context(mut self, n_tokens: usize) -> Self {
+        self.device_context = Some(n_tokens);
+        self
+    }
+
+    /// What lies on the fast device, as a plan says; it is refused if it is that of another model or takes
     /// more than the fast device has. Only for a model folder or file.
     pub fn plan(mut self, plan: Plan) -> Self {
         self.plan = Some(plan);
@@ -413,7 +446,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Which neurons are hot, going before a plan. Only for a model folder or file.
+    /// What lies on the fast device, going before a plan. Only for a model folder or file.
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = Some(placement);
         self
@@ -470,6 +503,10 @@ impl EngineBuilder {
                 refuse("placement", self.placement.is_none(), &"a placement")?;
                 refuse("plan", self.plan.is_none(), &"a plan")?;
                 refuse("profile", self.profile.is_none(), &"a profile")?;
+                let offload = self.offload.map(Offload::name).unwrap_or_default();
+                refuse("offload", self.offload.is_none(), &offload)?;
+                let device_context = self.device_context.unwrap_or_default();
+                refuse("device_context", self.device_context.is_none(), &device_context)?;
                 (model, None)
             }
             (None, Some(folder)) => (pool.install(|| load(&folder, &options))?, Some(folder)),
@@ -510,6 +547,8 @@ impl EngineBuilder {
         options.placement = self.placement.clone();
         options.plan = self.plan.clone();
         options.profile = self.profile.clone();
+        options.offload = self.offload;
+        options.device_context = self.device_context.or(self.max_context);
         options
     }
 
