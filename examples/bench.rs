@@ -35,10 +35,10 @@ use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
 use powerinfer::{Engine, PredictorOptions, PredictorSource, Sparsity};
 use serde_json::{Value, json};
 
-use flags::{CommonFlags, not_yet};
+use flags::{CommonFlags, at_least_one, not_yet};
 use measure::{Plan, Run, peak_memory_bytes};
 use progress::Progress;
-use report::{Outcome, note, print, print_json};
+use report::{Outcome, note, print, print_json, wrong_usage};
 
 /// The yardstick reads at least so much at least so often.
 const BANDWIDTH_BYTES: usize = 1 << 30;
@@ -87,15 +87,9 @@ struct Flags {
 /// 6 % of the parameters of llama-1b.
 const SYNTHETIC_RANK: usize = 384;
 
-/// A stand-in whose budget nobody named.
-#[derive(Debug, thiserror::Error)]
-#[error("--device hybrid with --synthetic needs --vram-budget")]
-struct NoBudget;
-
-/// A trained predictor that nobody named.
-#[derive(Debug, thiserror::Error)]
-#[error("--compare predicted:trained needs the file or folder of a predictor in --predictor")]
-struct NoPredictorFolder;
+const NO_BUDGET: &str = "--device hybrid with --synthetic needs --vram-budget";
+const NO_PREDICTOR: &str =
+    "--compare predicted:trained needs the file or folder of a predictor in --predictor";
 
 const TRAINED: &str = "predicted:trained";
 const QUANTIZED: &str = "predicted:quantized";
@@ -131,13 +125,6 @@ fn available_bytes() -> Option<u64> {
 const SYNTHETIC: [&str; 7] =
     ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
 const MODES: [&str; 6] = ["auto", "dense", "exact", "predicted", TRAINED, QUANTIZED];
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
-        Ok(n) => Ok(n),
-    }
-}
 
 fn main() -> ExitCode {
     report::run(bench)
@@ -222,7 +209,7 @@ impl Flags {
             return Ok(vec![self.common.predictor().or_else(default)]);
         }
         let trained = match self.density() {
-            None => self.common.predictor().ok_or(NoPredictorFolder)?,
+            None => self.common.predictor().map_or_else(|| wrong_usage(NO_PREDICTOR), Ok)?,
             Some(density) => {
                 let rank = self.predictor_rank.unwrap_or(SYNTHETIC_RANK);
                 let random = PredictorOptions::new(PredictorSource::Random { rank, density });
@@ -261,16 +248,17 @@ fn load(
     predictor: Option<PredictorOptions>,
     pool: &ThreadPool,
 ) -> Outcome<Loaded> {
-    let _progress = Progress::new("loading", 0);
+    let progress = Progress::loading();
     let began = Instant::now();
     let engine = match synthetic {
         Some(synthetic) => {
             let mut options = LoadOptions::default()
                 .with_dtype(flags.common.dtype().weight_format())
                 .with_kv_dtype(flags.common.kv_dtype())
-                .with_sparsity(flags.common.sparsity());
+                .with_sparsity(flags.common.sparsity())
+                .with_progress(progress.bytes());
             options.predictor = predictor;
-            options.fast_device = flags.common.fast_device(|| Err(Box::new(NoBudget)))?;
+            options.fast_device = flags.common.fast_device(|| wrong_usage(NO_BUDGET))?;
             if let Some(path) = &flags.common.plan {
                 options.plan = Some(powerinfer::Plan::load(path)?);
             }
@@ -283,6 +271,7 @@ fn load(
         }
         None => {
             let builder = flags.common.builder()?.model(flags.common.model_path());
+            let builder = builder.on_load_progress(progress.bytes());
             match predictor {
                 Some(predictor) => builder.predictor(predictor).build()?,
                 None => builder.build()?,

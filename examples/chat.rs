@@ -89,8 +89,9 @@ fn chat(flags: Flags) -> Outcome<()> {
 }
 
 fn load(flags: &Flags) -> Outcome<Engine> {
-    let _progress = Progress::new("loading", 0);
+    let progress = Progress::loading();
     let mut builder = flags.common.builder()?.model(flags.common.model_path());
+    builder = builder.on_load_progress(progress.bytes());
     if let Some(path) = &flags.chat_template {
         builder = builder.chat_template(report::read_text(path)?);
     }

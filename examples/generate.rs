@@ -54,8 +54,9 @@ fn main() -> ExitCode {
 
 fn generate(flags: Flags) -> Outcome<()> {
     let engine = {
-        let _progress = Progress::new("loading", 0);
-        flags.common.builder()?.model(flags.common.model_path()).build()?
+        let progress = Progress::loading();
+        let builder = flags.common.builder()?.on_load_progress(progress.bytes());
+        builder.model(flags.common.model_path()).build()?
     };
     for line in &engine.info().notes {
         note(&format!("note: {line}"));

@@ -32,7 +32,7 @@ use powerinfer::ops::WeightFormat;
 use powerinfer::{Engine, GenerateOptions, Sparsity};
 use serde_json::json;
 
-use flags::CommonFlags;
+use flags::{CommonFlags, at_least_one};
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
 
@@ -44,10 +44,10 @@ struct Flags {
     #[arg(default_value = "It was a truth")]
     prompt: String,
     /// Layers to run [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     depth: Option<usize>,
     /// Most tokens to write
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    #[arg(long, value_name = "N", default_value = "60", value_parser = at_least_one)]
     max_tokens: usize,
     #[command(flatten)]
     common: CommonFlags,
@@ -188,7 +188,7 @@ fn own_architecture(flags: Flags) -> Outcome<()> {
     let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity());
     let pool = common.pool()?;
     let mut model = {
-        let _progress = Progress::new("loading", 0);
+        let _progress = Progress::loading();
         pool.install(|| EarlyExit::load(&dir, flags.depth, dtype, sparsity))?
     };
     model.info.kv.dtype = common.kv_dtype();

@@ -30,7 +30,7 @@ use clap::Parser;
 use powerinfer::{Engine, Error, Sparsity, Tokenizer};
 use serde_json::json;
 
-use flags::CommonFlags;
+use flags::{CommonFlags, at_least_one};
 use progress::Progress;
 use report::{Outcome, note, print, print_json};
 use score::{Score, Window, windows};
@@ -44,10 +44,10 @@ struct Flags {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     context: usize,
     /// Score the first N tokens of the text only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
     #[command(flatten)]
     common: CommonFlags,
@@ -62,7 +62,8 @@ fn perplexity(flags: Flags) -> Outcome<()> {
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let engine = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
+        let builder = builder.on_load_progress(progress.bytes());
         builder.model(flags.common.model_path()).build()?
     };
     let tokenizer = engine.tokenizer().ok_or(Error::NoTokenizer { what: "--text" })?;

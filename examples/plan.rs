@@ -34,7 +34,7 @@ use powerinfer::models::{model_sizes, profile_path};
 use serde_json::json;
 
 use budget_plot::{BudgetPoint, budget_plot};
-use flags::{CommonFlags, DeviceFlag, not_yet};
+use flags::{CommonFlags, DeviceFlag, at_least_one, not_yet};
 use report::{Outcome, check_outputs, note, print, print_json, write_text};
 
 /// Memory that is read to measure this machine.
@@ -59,7 +59,7 @@ struct Flags {
     #[arg(long, value_name = "FILE.svg")]
     report: Option<PathBuf>,
     /// Tokens that the cache has room for
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     context: usize,
     /// Plan a model of this shape instead of a file
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "profile"])]
@@ -279,9 +279,10 @@ impl Task {
         );
         for (index, layer) in plan.layers.iter().enumerate() {
             let counts = self.profile.counts(index);
-            let all: f64 = counts.iter().map(|&count| count as f64).sum();
-            let hot: f64 =
-                (0..d_ff).filter(|&id| layer.is_hot(id)).map(|id| counts[id] as f64).sum();
+            // not `sum`, which is -0 of nothing
+            let add = |sum: f64, id: usize| sum + counts[id] as f64;
+            let all = (0..d_ff).fold(0.0, add);
+            let hot = (0..d_ff).filter(|&id| layer.is_hot(id)).fold(0.0, add);
             let _ = writeln!(
                 text,
                 "{index:>5} {:>5.1} % {:>6} {:>7.1} % {:>10} {:>10}",

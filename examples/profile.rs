@@ -36,7 +36,7 @@ use powerinfer::core::ActivationProfile;
 use powerinfer::models::{calibrate, load};
 use serde_json::json;
 
-use flags::CommonFlags;
+use flags::{CommonFlags, at_least_one};
 use hot_plot::hot_plot;
 use progress::Progress;
 use report::{Outcome, check_outputs, note, print, print_json, write_text};
@@ -60,10 +60,10 @@ struct Flags {
     #[arg(long, value_name = "FILE.svg")]
     report: Option<PathBuf>,
     /// Run the first N tokens of the text only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     context: usize,
     /// Count how much each neuron matters, too
     #[arg(long)]
@@ -115,8 +115,9 @@ fn count(flags: &Flags) -> Outcome<ActivationProfile> {
     let text = corpus::read_text(&path)?;
     let pool = flags.common.pool()?;
     let model = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
         let options = flags.common.load_options().with_dtype(flags.common.dtype().weight_format());
+        let options = options.with_progress(progress.bytes());
         pool.install(|| load(&dir, &options))?
     };
     let info = model.info();

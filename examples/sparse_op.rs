@@ -43,7 +43,7 @@ struct Flags {
     #[arg(long, value_name = "N", default_value_t = 5632, value_parser = clap::value_parser!(u32).range(1..=262_144))]
     d_ff: u32,
     /// Share of the neurons that fire
-    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = parse_density)]
     density: f64,
     /// Calls of each mode that the medians are taken over
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -65,15 +65,17 @@ struct Timed {
     counts: FfnCounts,
 }
 
+fn parse_density(text: &str) -> Result<f64, String> {
+    let density = text.parse().ok().filter(|density| (0.0..=1.0).contains(density));
+    density.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}
+
 fn main() -> ExitCode {
     report::run(sparse_op)
 }
 
 fn sparse_op(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
-    if !(0.0..=1.0).contains(&flags.density) {
-        return Err(format!("--density: expected 0 to 1, found {}", flags.density).into());
-    }
     let format = flags.common.dtype().weight_format().unwrap_or(WeightFormat::F16);
     let pool = flags.common.pool()?;
     let bandwidth = read_bandwidth(&pool, COLD_BYTES, 7)?;

@@ -39,7 +39,7 @@ use powerinfer::ops::{LowBitFormat, ThreadPool};
 use powerinfer::predictor::PredictionTarget;
 use serde_json::json;
 
-use flags::CommonFlags;
+use flags::{CommonFlags, at_least_one};
 use progress::Progress;
 use report::{Outcome, check_outputs, print, print_json, wrong_usage};
 
@@ -69,7 +69,7 @@ struct Flags {
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     max_share: f64,
     /// Use so many tokens at most, evenly of all texts
-    #[arg(long, value_name = "N", default_value_t = 400_000)]
+    #[arg(long, value_name = "N", default_value = "400000", value_parser = at_least_one)]
     max_tokens: usize,
     /// Decides everything that is random
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -186,8 +186,9 @@ fn fitted(
     pool: &ThreadPool,
 ) -> Outcome<Findings> {
     let model = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
         let options = flags.common.load_options().with_dtype(flags.common.dtype().weight_format());
+        let options = options.with_progress(progress.bytes());
         pool.install(|| load(&flags.common.model_path(), &options))?
     };
     let mut target = PredictionTarget::default();

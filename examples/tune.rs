@@ -38,7 +38,7 @@ use powerinfer::{Engine, Error, GenerateOptions, PredictorOptions, PredictorSour
 use serde_json::{Value, json};
 
 use curve_plot::{Curve, curve_plot};
-use flags::{CommonFlags, parse_predictor};
+use flags::{CommonFlags, at_least_one, parse_predictor};
 use measure::{median, some_ids};
 use progress::Progress;
 use report::{Outcome, check_outputs, note, print, print_json, write_text};
@@ -68,16 +68,16 @@ struct Flags {
     )]
     shifts: Vec<f32>,
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     context: usize,
     /// Score the first N tokens of the text only
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = at_least_one)]
     max_tokens: usize,
     /// Tokens to decode for a measurement of speed
-    #[arg(short, value_name = "N", default_value_t = 64)]
+    #[arg(short, value_name = "N", default_value = "64", value_parser = at_least_one)]
     n: usize,
     /// Measurements of speed, of which the median counts
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
     repetitions: usize,
     #[command(flatten)]
     common: CommonFlags,
@@ -189,8 +189,8 @@ fn measure(
     let windows = windows(&ids, flags.context, begin)?;
     let score = score_all(engine, &windows)?;
     let (mut speeds, mut bytes) = (Vec::new(), 0.0);
-    for _ in 0..flags.repetitions.max(1) {
-        let mut options = GenerateOptions::default().with_max_tokens(flags.n.max(1) + 1);
+    for _ in 0..flags.repetitions {
+        let mut options = GenerateOptions::default().with_max_tokens(flags.n.saturating_add(1));
         options.ignore_eos = true;
         let prompt = some_ids(16, engine.info().vocab_size);
         let stats = engine.session()?.generate_text(prompt, &options)?.stats;

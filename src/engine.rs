@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use powerinfer_core::{
-    ActivationProfile, CancelToken, CausalLm, Holding, ModelInfo, Offload, Placement, Plan,
-    Sparsity,
+    ActivationProfile, CancelToken, CausalLm, Holding, LoadProgress, ModelInfo, Offload, Placement,
+    Plan, Sparsity,
 };
 use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
@@ -219,6 +219,7 @@ pub struct EngineBuilder {
     profile: Option<ActivationProfile>,
     offload: Option<Offload>,
     device_context: Option<usize>,
+    progress: Option<LoadProgress>,
 }
 
 impl EngineBuilder {
@@ -458,6 +459,31 @@ impl EngineBuilder {
         self
     }
 
+    /// Has `tell` called while [`build`](Self::build) loads the weights, after each tensor and on the
+    /// thread that loads: with the bytes that were read so far and those of all tensors that the model
+    /// takes, as its files hold them. It goes from none to all, or up to where an error ends the
+    /// loading. Only for a model folder or file.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use powerinfer::Engine;
+    ///
+    /// static PERCENT: AtomicU64 = AtomicU64::new(0);
+    /// Engine::builder()
+    ///     .model("assets/llama-relu-tiny")
+    ///     .on_load_progress(|done_bytes, total_bytes| {
+    ///         PERCENT.store(100 * done_bytes / total_bytes, Ordering::Relaxed);
+    ///     })
+    ///     .build()?;
+    /// assert_eq!(PERCENT.load(Ordering::Relaxed), 100);
+    /// # Ok::<(), powerinfer::Error>(())
+    /// ```
+    pub fn on_load_progress(mut self, tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.progress = Some(LoadProgress::new(tell));
+        self
+    }
+
     /// The text of a chat template, in place of the one that comes with the model.
     pub fn chat_template(mut self, template: impl Into<String>) -> Self {
         self.chat_template = Some(template.into());
@@ -549,6 +575,7 @@ impl EngineBuilder {
         options.profile = self.profile.clone();
         options.offload = self.offload;
         options.device_context = self.device_context.or(self.max_context);
+        options.progress = self.progress.clone();
         options
     }
 

@@ -456,6 +456,31 @@ fn wrong_usage_is_exit_status_2() {
         "bench --repetitions 0",
         "bench --compare fast",
         "bench --compare dense --sparsity exact",
+        "bench --compare predicted:trained",
+        "bench --synthetic tiny --device hybrid",
+        "bench --batch 2",
+        "generate --vram-budget 1GiB",
+        "generate --plan plan.json",
+        "generate --top-k 0",
+        "perplexity --context 0",
+        "perplexity --max-tokens 0",
+        "profile --context 0",
+        "profile --max-tokens 0",
+        "profile --device hybrid",
+        "plan --context 0",
+        "plan --plan plan.json",
+        "plan --device hybrid",
+        "tune --repetitions 0",
+        "tune --context 0",
+        "tune --max-tokens 0",
+        "tune -n 0",
+        "own_architecture --depth 0",
+        "own_architecture --max-tokens 0",
+        "server --max-context 0",
+        "server --max-body 0",
+        "sparse_op --calls 0",
+        "sparse_op --density 2",
+        "train_predictor --max-tokens 0",
         "train_predictor --method svd --bits 3",
         "train_predictor --method quantized --out x.safetensors",
         "train_predictor --out x.bin",
@@ -463,7 +488,16 @@ fn wrong_usage_is_exit_status_2() {
         let output = run(&line.split_whitespace().collect::<Vec<_>>());
         assert_eq!(output.status.code(), Some(2), "{line}");
         assert!(output.stdout.is_empty(), "{line}");
+        assert!(output.stderr.starts_with(b"error: "), "{line}");
     }
+}
+
+#[test]
+fn a_plan_with_nothing_hot_hits_nothing() {
+    let output = run(&["plan", "--vram-budget", "0"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("all: 0.0 % of the activations are hot"), "{text}");
+    assert!(!text.contains("-0.0"), "{text}");
 }
 
 #[test]
@@ -508,7 +542,6 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["generate", "--model", micro], "tokenizer"),
         (vec!["generate", "--prompt-ids", "4096"], "4096"),
         (vec!["generate", "--temperature=-1"], "temperature"),
-        (vec!["generate", "--top-k", "0"], "top_k"),
         (vec!["generate", "--predictor", "no-such-folder"], "model_0.pt"),
         (vec!["generate", "--predictor-shift=nan", "--predictor", "quantized"], "finite shift"),
         (vec!["generate", "--device", "cuda"], "cuda:0"),
@@ -520,12 +553,10 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["perplexity", "--context", "600"], "512"),
         (vec!["inspect", file], "begins with GGUF or PWRI"),
         (vec!["convert", "--out", "no/such/folder/m.gguf"], "m.gguf"),
-        (vec!["bench", "--batch", "2"], "--batch 2"),
         (vec!["bench", "-p", "600"], "632"),
         (vec!["plan", "--hardware", "abacus"], "rtx-4090"),
         (vec!["plan", "--profile", file], file),
         (vec!["plan", "--hardware", "rtx-4090", "--vram-budget", "25GiB"], "the fast device"),
-        (vec!["bench", "--compare", "predicted:trained"], "predicted:trained"),
         (vec!["profile", "--text", "no-such-file"], "no-such-file"),
         (vec!["profile", "--activation-folder", dir], "activation_N.pt"),
         (vec!["bench", "--synthetic", "tiny", "--density", "2"], "density"),

@@ -14,6 +14,8 @@ mod report;
 mod score;
 #[path = "../examples/support/split.rs"]
 mod split;
+#[path = "../examples/support/svg.rs"]
+mod svg;
 
 use clap::Parser;
 use powerinfer::{Engine, Tokenizer};
@@ -109,11 +111,12 @@ fn a_device_that_is_not_there_and_flags_for_none_are_refused_by_name() {
         let error = parse(line).unwrap().builder().unwrap_err();
         assert!(failure(error.as_ref()).starts_with(&format!("error: {expected}")), "{error}");
     };
-    refused("--vram-budget 1GiB", "--vram-budget needs --device hybrid or cuda");
-    refused("--plan p.json", "--plan needs --device hybrid or cuda");
+    refused("--vram-budget 1GiB", "--vram-budget needs --device hybrid or cuda\n");
+    refused("--plan p.json", "--plan needs --device hybrid or cuda\n");
     // an example that runs no model says so
     let error = parse("--device hybrid").unwrap().refuse_fast_device().unwrap_err();
-    assert_eq!(error.to_string(), "--device hybrid here is not supported yet; use cpu");
+    let text = failure(error.as_ref());
+    assert_eq!(text, "error: --device hybrid here is not supported yet; use cpu\n");
     for index in [0, 7] {
         if let Err(error) = powerinfer::open_cuda(index, None) {
             refused(&format!("--device cuda:{index}"), &error.to_string());
@@ -147,6 +150,18 @@ fn a_nul_byte_is_the_end_of_a_document() {
     assert_eq!(found, [ids("one"), vec![2], ids("two"), vec![2]].concat());
     let plain = corpus::tokenize(&tokenizer, "one two", None).unwrap();
     assert_eq!(plain, ids("one two"));
+}
+
+#[test]
+fn a_plot_says_any_text_in_characters_that_xml_has() {
+    let name = "a<b>&\"c\"\u{0}\u{1b}[2J\n\u{85}\u{ffff}é";
+    let mut plot = svg::begin(10.0, 10.0);
+    svg::text(&mut plot, (0.0, 0.0), "start", 1, name);
+    svg::upright(&mut plot, (0.0, 0.0), name);
+    svg::curve(&mut plot, [(0.0, 0.0)], "", name);
+    let escaped = "a&lt;b&gt;&amp;\"c\"\\u{0}\\u{1b}[2J\\n\\u{85}\\u{ffff}é<";
+    assert_eq!(plot.matches(escaped).count(), 3, "{plot}");
+    assert!(plot.chars().all(|c| c == '\n' || !c.is_control()), "{plot}");
 }
 
 #[test]

@@ -37,7 +37,7 @@ use powerinfer::Engine;
 use serde_json::{Value, json};
 
 use desk::Desk;
-use flags::CommonFlags;
+use flags::{CommonFlags, at_least_one, parse_some_bytes};
 use problem::Problem;
 use progress::Progress;
 use reply::Reply;
@@ -58,10 +58,10 @@ struct Flags {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     parallel: u16,
     /// Longest body of a request, such as 1MiB
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = flags::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_some_bytes)]
     max_body: u64,
     /// Tokens that a context may hold, if fewer than the model allows
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_context: Option<usize>,
     /// A file with a chat template, in place of the model's
     #[arg(long, value_name = "FILE")]
@@ -87,8 +87,9 @@ fn main() -> ExitCode {
 fn serve(flags: Flags) -> Outcome<()> {
     let folder = flags.common.model_path();
     let engine = {
-        let _progress = Progress::new("loading", 0);
+        let progress = Progress::loading();
         let mut builder = flags.common.builder()?.model(&folder);
+        builder = builder.on_load_progress(progress.bytes());
         if let Some(max_context) = flags.max_context {
             builder = builder.max_context(max_context);
         }

@@ -15,7 +15,7 @@ use powerinfer::{
     PredictorSource, Sparsity, StandIn, StandInOptions, open_cuda,
 };
 
-use super::report::Outcome;
+use super::report::{Outcome, wrong_usage};
 
 /// Which model to run, and how.
 #[derive(Debug, Clone, Args)]
@@ -125,16 +125,6 @@ pub(crate) enum DeviceFlag {
     Hybrid,
 }
 
-/// Something that the command line names and this version does not do yet.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not supported yet{1}")]
-pub(crate) struct NotYet(pub(crate) String, pub(crate) &'static str);
-
-/// A flag that says how a fast device is used where there is none.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} needs --device hybrid or cuda")]
-pub(crate) struct NeedsDevice(pub(crate) &'static str);
-
 impl CommonFlags {
     /// The model: the one asked for or the demo model.
     pub(crate) fn model_path(&self) -> PathBuf {
@@ -232,7 +222,7 @@ impl CommonFlags {
             ("--device-context", self.device_context.is_some()),
         ];
         match given.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Box::new(NeedsDevice(flag))),
+            Some((flag, _)) => wrong_usage(&format!("{flag} needs --device hybrid or cuda")),
             None => Ok(()),
         }
     }
@@ -310,8 +300,16 @@ impl CommonFlags {
 }
 
 /// The answer to flags of later versions.
-pub(crate) fn not_yet<T>(what: &str, instead: &'static str) -> Outcome<T> {
-    Err(Box::new(NotYet(what.to_owned(), instead)))
+pub(crate) fn not_yet<T>(what: &str, instead: &str) -> Outcome<T> {
+    wrong_usage(&format!("{what} is not supported yet{instead}"))
+}
+
+/// A count of which 0 would mean nothing.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
+        Ok(n) => Ok(n),
+    }
 }
 
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
@@ -342,6 +340,14 @@ fn parse_device(text: &str) -> Result<DeviceFlag, String> {
             number.map(DeviceFlag::Cuda).ok_or_else(expected)
         }
     }
+}
+
+/// A size that is not 0.
+pub(crate) fn parse_some_bytes(text: &str) -> Result<u64, String> {
+    parse_size(text).and_then(|bytes| match bytes {
+        0 => Err("expected at least 1 byte".to_owned()),
+        bytes => Ok(bytes),
+    })
 }
 
 /// Reads `8GiB`, `512MiB`, `64KiB` or a plain number of bytes.

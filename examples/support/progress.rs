@@ -7,7 +7,12 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+const SPINNER: &str = "{msg} {spinner} {elapsed}";
+const STEPS: &str = "{msg} {wide_bar} {pos}/{len} {eta}";
+const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {eta}";
 const QUIET_TIME: Duration = Duration::from_secs(2);
+/// A smaller model is loaded before a bar would say anything.
+const LARGE_BYTES: u64 = 500 << 20;
 const REDRAW: Duration = Duration::from_millis(200);
 
 /// A bar that appears late or never and goes when dropped.
@@ -22,14 +27,7 @@ impl Progress {
     /// A bar over `n_steps` steps; 0 steps: a spinner for work of unknown length.
     pub(crate) fn new(label: &'static str, n_steps: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(n_steps), ProgressDrawTarget::hidden());
-        let template = if n_steps == 0 {
-            "{msg} {spinner} {elapsed}"
-        } else {
-            "{msg} {wide_bar} {pos}/{len} {eta}"
-        };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
+        style(&bar, if n_steps == 0 { SPINNER } else { STEPS });
         bar.set_message(label);
         let (done, quiet) = channel();
         let shown = bar.clone();
@@ -45,6 +43,27 @@ impl Progress {
         Self { bar, done: Some(done), watcher }
     }
 
+    /// While a model is loaded: a bar over its bytes if it is a large one and
+    /// [`bytes`](Self::bytes) is told of them, else a spinner.
+    pub(crate) fn loading() -> Self {
+        Self::new("loading", 0)
+    }
+
+    /// What is to be told how many bytes of how many are done.
+    pub(crate) fn bytes(&self) -> impl Fn(u64, u64) + Send + Sync + 'static {
+        let bar = self.bar.clone();
+        move |done_bytes, total_bytes| {
+            if total_bytes < LARGE_BYTES {
+                return;
+            }
+            if done_bytes == 0 {
+                style(&bar, BYTES);
+                bar.set_length(total_bytes);
+            }
+            bar.set_position(done_bytes);
+        }
+    }
+
     /// Counts `n` steps.
     pub(crate) fn advance(&self, n: u64) {
         self.bar.inc(n);
@@ -54,6 +73,12 @@ impl Progress {
     pub(crate) fn reach(&self, done: u64, of: u64) {
         self.bar.set_length(of);
         self.bar.set_position(done);
+    }
+}
+
+fn style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
     }
 }
 

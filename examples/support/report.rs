@@ -107,13 +107,18 @@ struct Stdout(#[source] io::Error);
 
 fn usage_status(usage: &clap::Error) -> ExitCode {
     let _ = usage.print();
+    usage_code(usage)
+}
+
+fn usage_code(usage: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2))
 }
 
 /// Writes `error: …` and its causes to `stderr`, each on its own line.
 pub(crate) fn failure_status(failure: &(dyn Error + 'static), stderr: &mut dyn Write) -> ExitCode {
     if let Some(usage) = failure.downcast_ref::<clap::Error>() {
-        return usage_status(usage);
+        let _ = write!(stderr, "{}", usage.render());
+        return usage_code(usage);
     }
     let closed = failure.downcast_ref::<Stdout>();
     if closed.is_some_and(|Stdout(source)| source.kind() == io::ErrorKind::BrokenPipe) {

@@ -3,17 +3,19 @@
 use clap::Args;
 use powerinfer::{GenerateOptions, Sampling};
 
+use super::flags::at_least_one;
+
 /// How tokens are chosen and when a text ends.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SamplingFlags {
-    /// Most tokens to write
+    /// Most tokens to write; 0 only runs the prompt
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) max_tokens: usize,
     /// Divides the logits; 0 always takes the likeliest token
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) temperature: f32,
     /// Draw from the K likeliest tokens only
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = at_least_one)]
     pub(crate) top_k: Option<usize>,
     /// Draw from the fewest tokens that have this probability together
     #[arg(long, value_name = "X", default_value_t = 1.0)]

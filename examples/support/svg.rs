@@ -19,9 +19,20 @@ pub(crate) fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64))
     );
 }
 
-/// A text as it stands in a file.
+/// A text as it stands in a file, whatever model or machine it names: XML has no way to say most
+/// control characters.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;")
+    text.chars().fold(String::new(), |mut escaped, c| {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '\u{fffe}' | '\u{ffff}' => escaped.extend(c.escape_unicode()),
+            c if c.is_control() => escaped.extend(c.escape_default()),
+            c => escaped.push(c),
+        }
+        escaped
+    })
 }
 
 /// A label.
@@ -35,6 +46,7 @@ pub(crate) fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, size: u32
 
 /// A label that reads from bottom to top.
 pub(crate) fn upright(svg: &mut String, (x, y): (f64, f64), text: &str) {
+    let text = escaped(text);
     let _ = writeln!(
         svg,
         r#"<text x="{x}" y="{y}" text-anchor="middle" transform="rotate(-90 {x} {y})">{text}</text>"#

@@ -117,6 +117,7 @@ mod error;
 mod generation;
 mod json;
 mod kv_cache;
+mod load_progress;
 mod model;
 mod placement;
 mod profile;
@@ -137,6 +138,7 @@ pub use generation::{
     FinishReason, Generation, GenerationOptions, GenerationStats, LogitsHook, TokenLogprobs,
 };
 pub use kv_cache::{KvCache, KvShape, LayerPages};
+pub use load_progress::LoadProgress;
 pub use model::{CausalLm, FfnObserver, FfnSeen, ModelInfo, Sparsity, Step, WantedLogits};
 pub use placement::{
     Arrangement, DeviceMemorySpeed, Hardware, LayerSizes, ModelSizes, Offload, Placement, Plan,

@@ -8,11 +8,11 @@ mod mapped;
 mod pytorch;
 mod pytorch_writer;
 mod small;
+mod source;
 mod writer;
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use powerinfer_ops::{NeuronMatrix, OpError, WeightFormat};
 
@@ -22,10 +22,12 @@ pub use gguf::{
 pub use mapped::{Holding, MappedTensor};
 pub use pytorch_writer::write_pytorch;
 pub(crate) use small::SmallTensors;
+pub use source::{FileDtype, TensorInfo, TensorSource};
 pub use writer::{write_safetensors, write_safetensors_with};
 
 use crate::allocation::try_zeroed;
 use crate::error::{Error, Result};
+use crate::load_progress::LoadProgress;
 use files::WeightFiles;
 
 /// How much is read at once where rows are converted one by one.
@@ -42,59 +44,6 @@ pub enum Layout {
     /// `[d_model, n_neurons]`, a neuron a column, as files hold a down projection: transposed
     /// while it is read.
     Transposed,
-}
-
-/// The type that a file stores a tensor in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FileDtype {
-    /// One that matrices are held in.
-    Weights(WeightFormat),
-    /// Any other, by its name in the file. No error until somebody takes the tensor.
-    Other(String),
-}
-
-impl fmt::Display for FileDtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Weights(format) => format.fmt(f),
-            Self::Other(name) => f.write_str(name),
-        }
-    }
-}
-
-/// What a file says about one of its tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// The name, unique among the tensors of a source.
-    pub name: String,
-    /// The type that it is stored in.
-    pub dtype: FileDtype,
-    /// Its shape, outermost first.
-    pub shape: Vec<usize>,
-}
-
-/// Where tensors come from: the files of a model, or anything that can stand in for them.
-pub trait TensorSource: Send + Sync + fmt::Debug {
-    /// Every tensor.
-    fn tensors(&self) -> Vec<TensorInfo>;
-
-    /// Fills `out` with the packed bytes of a tensor from `offset_bytes` on, counted from its
-    /// start; numbers are little endian, rows follow each other without padding.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`] for an unknown name, [`Error::TensorRange`] for bytes that the
-    /// tensor does not have, [`Error::Io`].
-    fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<()>;
-
-    /// The packed bytes of a tensor where they lie, if they are in memory; no source needs this.
-    fn mapped(&self, name: &str) -> Option<MappedTensor> {
-        let _ = name;
-        None
-    }
-
-    /// The file that holds a tensor, or for an unknown name the one that lists them all; it is
-    /// what errors name.
-    fn path(&self, name: &str) -> PathBuf;
 }
 
 /// The tensors of a model, taken out one after the other by name.
@@ -139,12 +88,23 @@ pub trait TensorSource: Send + Sync + fmt::Debug {
 pub struct WeightStore {
     source: Box<dyn TensorSource>,
     tensors: BTreeMap<String, Entry>,
+    watch: Option<Watch>,
 }
 
 #[derive(Debug)]
 struct Entry {
     info: TensorInfo,
     taken: bool,
+    /// Whether its bytes are among those done.
+    done: bool,
+}
+
+/// Who is told how far the loading is, and how far it is.
+#[derive(Debug)]
+struct Watch {
+    progress: LoadProgress,
+    done_bytes: u64,
+    total_bytes: u64,
 }
 
 impl WeightStore {
@@ -209,9 +169,25 @@ impl WeightStore {
     pub fn from_source(source: Box<dyn TensorSource>) -> Self {
         let mut tensors = BTreeMap::new();
         for info in source.tensors() {
-            tensors.entry(info.name.clone()).or_insert(Entry { info, taken: false });
+            tensors.entry(info.name.clone()).or_insert(Entry { info, taken: false, done: false });
         }
-        Self { source, tensors }
+        Self { source, tensors, watch: None }
+    }
+
+    /// Tells `progress` of every tensor that has been taken: bytes done and bytes of all tensors but
+    /// those that are `ignorable`, from none to all of them when [`finish`](Self::finish) finds
+    /// nothing wrong.
+    #[must_use]
+    pub fn with_progress(
+        mut self,
+        progress: LoadProgress,
+        ignorable: &dyn Fn(&str) -> bool,
+    ) -> Self {
+        let wanted = self.tensors().filter(|info| !ignorable(&info.name));
+        let total_bytes = wanted.fold(0u64, |sum, info| sum.saturating_add(info.size_bytes()));
+        progress.tell(0, total_bytes);
+        self.watch = Some(Watch { progress, done_bytes: 0, total_bytes });
+        self
     }
 
     /// What the files say about a tensor.
@@ -257,6 +233,18 @@ impl WeightStore {
         layout: Layout,
         dtype: Option<WeightFormat>,
     ) -> Result<NeuronMatrix> {
+        let matrix = self.read_matrix(name, [n_neurons, d_model], layout, dtype)?;
+        self.tell_done(name);
+        Ok(matrix)
+    }
+
+    fn read_matrix(
+        &mut self,
+        name: &str,
+        [n_neurons, d_model]: [usize; 2],
+        layout: Layout,
+        dtype: Option<WeightFormat>,
+    ) -> Result<NeuronMatrix> {
         let shape = match layout {
             Layout::NeuronMajor => [n_neurons, d_model],
             Layout::Transposed => [d_model, n_neurons],
@@ -294,6 +282,7 @@ impl WeightStore {
         let packed = self.packed(name, 1, format.row_bytes(len)?)?;
         let mut values = try_zeroed("a vector of weights", len)?;
         format.decode(&packed, &mut values);
+        self.tell_done(name);
         Ok(values)
     }
 
@@ -307,9 +296,26 @@ impl WeightStore {
         let left = self.tensors.into_iter().filter(|(_, entry)| !entry.taken).map(|(name, _)| name);
         let (ignored, names): (Vec<_>, Vec<_>) = left.partition(|name| ignorable(name));
         if names.is_empty() {
+            if let Some(watch) = self.watch {
+                watch.progress.tell(watch.total_bytes, watch.total_bytes);
+            }
             return Ok(ignored);
         }
         Err(Error::LeftoverTensors { path: self.source.path(""), names })
+    }
+
+    /// Counts a tensor that has been read, once.
+    fn tell_done(&mut self, name: &str) {
+        let (Some(watch), Some(entry)) = (&mut self.watch, self.tensors.get_mut(name)) else {
+            return;
+        };
+        if std::mem::replace(&mut entry.done, true) {
+            return;
+        }
+        let done_bytes = watch.done_bytes.saturating_add(entry.info.size_bytes());
+        // ignorable tensors may be taken, too
+        watch.done_bytes = done_bytes.min(watch.total_bytes);
+        watch.progress.tell(watch.done_bytes, watch.total_bytes);
     }
 
     /// Marks a tensor as taken; gives its format.

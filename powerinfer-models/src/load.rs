@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use powerinfer_core::{
-    ActivationProfile, CancelToken, CausalLm, Error as CoreError, Holding, KvShape, ModelConfig,
-    Offload, Placement, Plan, Sparsity, WeightStore,
+    ActivationProfile, CancelToken, CausalLm, Error as CoreError, Holding, KvShape, LoadProgress,
+    ModelConfig, Offload, Placement, Plan, Sparsity, WeightStore,
 };
 use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, FastDevice, WeightFormat};
@@ -69,6 +69,8 @@ pub struct LoadOptions {
     pub requantise_down: bool,
     /// Stops the loading, from another thread, before the next tensor.
     pub cancel: CancelToken,
+    /// Is told how many bytes of the weights have been read.
+    pub progress: Option<LoadProgress>,
 }
 
 impl LoadOptions {
@@ -133,6 +135,32 @@ impl LoadOptions {
     #[must_use]
     pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
+        self
+    }
+
+    /// Has `tell` called after each tensor, by the thread that loads, with the bytes that were read so
+    /// far and those of all tensors that the model takes, as the files hold them: from none to all, or
+    /// up to where an error ends the loading.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    /// use powerinfer_models::LoadOptions;
+    /// use powerinfer_models::synthetic::{Synthetic, SyntheticShape};
+    ///
+    /// let seen = Arc::new(Mutex::new(Vec::new()));
+    /// let heard = seen.clone();
+    /// let tell = move |done, total| heard.lock().expect("nobody panicked").push((done, total));
+    /// let options = LoadOptions::default().with_progress(tell);
+    /// Synthetic::new(SyntheticShape::Tiny, 0.1, 7)?.load(&options)?;
+    /// let seen = seen.lock().expect("nobody panicked");
+    /// let &(done, total) = seen.last().expect("at least the beginning");
+    /// assert!(seen[0] == (0, total) && done == total && total > 1 << 20);
+    /// # Ok::<(), powerinfer_models::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_progress(mut self, tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.progress = Some(LoadProgress::new(tell));
         self
     }
 
@@ -270,6 +298,11 @@ pub(crate) fn build(
     })?;
     let sparsity = resolve(options, config)?;
     let predictor = wanted_predictor(options, sparsity);
+    let is_ignorable =
+        |name: &str| (architecture.is_ignorable)(name) || gguf_names::is_predictor(name);
+    if let Some(progress) = &options.progress {
+        store = store.with_progress(progress.clone(), &is_ignorable);
+    }
     let placed = Placed::find(config, &store, options, predictor.as_ref())?;
     let (placement, hot_densities) = match &placed {
         Some(placed) => (Some(&placed.placement), placed.hot_densities.as_slice()),
@@ -289,8 +322,6 @@ pub(crate) fn build(
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
-    let is_ignorable =
-        |name: &str| (architecture.is_ignorable)(name) || gguf_names::is_predictor(name);
     let ignored = store.finish(&is_ignorable)?;
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);

@@ -1,4 +1,5 @@
 use super::*;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use testing::{Fixture, Seeded};
 
