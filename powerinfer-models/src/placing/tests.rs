@@ -181,9 +181,9 @@ fn an_estimate_leaves_out_what_is_on_the_device_or_in_the_file() {
     // the norms are copied
     let mapped = estimated(LoadOptions::default().with_holding(Holding::Mapped));
     assert_eq!(mapped.weight_bytes, 13 * 256 * 4);
-    assert!(mapped.to_string().contains("in the file 13.3 MiB"), "{mapped}");
+    assert!(mapped.to_string().contains("in the file 13.2 MiB"), "{mapped}");
     // a layer without hot neurons is used where it lies, the others are taken apart
     let layers = drawn(5 << 20).with_offload(Offload::Layers).with_device_context(64);
     let split = estimated(layers.with_holding(Holding::Mapped));
-    assert!(split.fast_bytes > 0 && split.mapped_bytes > 0 && split.weight_bytes < 1 << 20);
+    assert!(split.fast_bytes > 0 && split.mapped_bytes > 0 && split.weight_bytes < 4 << 20);
 }
