@@ -64,6 +64,10 @@ struct Flags {
     /// alike]
     #[arg(long, value_name = "X", requires = "synthetic")]
     hot_share: Option<f64>,
+    /// Layers of a synthetic model that have values of their own, which the others repeat in memory of their
+    /// own: it is there sooner [default: all]
+    #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
+    distinct_layers: Option<usize>,
     /// Measure the synthetic model with other parts on the fast device each time: a list of WHAT/MODE, where
     /// WHAT is one of --offload or cpu and MODE dense or exact
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "synthetic",
@@ -181,7 +185,7 @@ impl Flags {
             return Ok(None);
         };
         let dtype = self.common.dtype().weight_format();
-        random_model(name, density, self.hot_share, dtype).map(Some)
+        random_model(name, density, self.hot_share, self.distinct_layers, dtype).map(Some)
     }
 
     /// Tokens that the fast device is to have room for: those that are run.

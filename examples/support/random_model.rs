@@ -24,11 +24,15 @@ pub(crate) fn random_model(
     name: &str,
     density: f64,
     hot_share_80: Option<f64>,
+    distinct_layers: Option<usize>,
     dtype: Option<WeightFormat>,
 ) -> Outcome<Synthetic> {
     let mut synthetic = Synthetic::new(name.parse::<SyntheticShape>()?, density, 1)?;
     if let Some(hot_share_80) = hot_share_80 {
         synthetic = synthetic.with_skew(hot_share_80)?;
+    }
+    if let Some(n_layers) = distinct_layers {
+        synthetic = synthetic.with_distinct_layers(n_layers);
     }
     let needed = synthetic.sizes(&LoadOptions::default().with_dtype(dtype))?.total_bytes();
     match available_bytes().filter(|&available| needed > available) {

@@ -11,6 +11,8 @@
 //! often and most seldom, as in trained models; which ones is scattered over a layer and another set in each.
 
 mod rates;
+mod recipe;
+mod repeated;
 mod shape;
 
 use std::collections::BTreeMap;
@@ -30,6 +32,9 @@ use crate::load::{LoadOptions, build};
 use crate::{registry, sizes};
 use rates::Rates;
 pub(crate) use rates::normal_quantile;
+pub(crate) use recipe::nearly_normal;
+use recipe::{First, Recipe, mix};
+use repeated::Repeated;
 pub use shape::SyntheticShape;
 use shape::{Role, Sizes};
 
@@ -64,6 +69,8 @@ pub struct Synthetic {
     /// Whether down projections are given a neuron a row, as in files of GGUF: the same values, and
     /// nothing to turn round.
     by_neuron: bool,
+    /// `None`: every layer has values of its own.
+    repeated: Option<Repeated>,
 }
 
 impl Synthetic {
@@ -86,6 +93,7 @@ impl Synthetic {
             hot_share_80: NO_SKEW,
             rates: None,
             by_neuron: false,
+            repeated: None,
         })
     }
 
@@ -118,6 +126,16 @@ impl Synthetic {
         }
         self.rates = Some(Arc::new(Rates::of(&profile)));
         Ok(self)
+    }
+
+    /// Makes the values of `n_layers` layers only, which the others repeat, so that a large model is there in
+    /// the time that copying it takes. Every layer still has memory of its own and neurons that fire as
+    /// often as [its own](Self::profile) do: speeds are those of a model without this. What was made is kept
+    /// until the last clone of this is gone.
+    #[must_use]
+    pub fn with_distinct_layers(mut self, n_layers: usize) -> Self {
+        self.repeated = Some(Repeated::new(n_layers));
+        self
     }
 
     /// How often its neurons fire, known without running it: what a plan is made from.
@@ -240,6 +258,24 @@ impl Synthetic {
         Some((name.to_owned(), recipe))
     }
 
+    /// The seed of a tensor's values.
+    fn seed_of(&self, own_name: &str) -> u64 {
+        own_name.bytes().fold(self.seed, |seed, byte| mix(seed ^ u64::from(byte)))
+    }
+
+    /// Makes the values from the one at `first` on.
+    fn fill(&self, recipe: &Recipe<'_>, seed: u64, first: usize, out: &mut [u8]) {
+        // formats of single values, which `load` and `write` choose
+        let value_bytes = self.format.block_bytes();
+        par_fill(out, PIECE_VALUES * value_bytes, |piece, out| {
+            let first = first + piece * PIECE_VALUES;
+            let values: Vec<f32> = (0..out.len() / value_bytes)
+                .map(|index| recipe.value(first + index, seed))
+                .collect();
+            self.format.encode(&values, out);
+        });
+    }
+
     /// The name in `roles` of a tensor that is given as `name`.
     fn own_name(&self, name: &str) -> String {
         name.replace(&by_neuron(""), "")
@@ -255,50 +291,6 @@ fn layer_of(name: &str) -> Option<usize> {
 fn by_neuron_name(name: &str) -> String {
     let prefix = name.strip_suffix(".weight").unwrap_or(name);
     format!("{}.weight", by_neuron(prefix))
-}
-
-/// How the values of a tensor are made.
-struct Recipe<'a> {
-    shape: Vec<usize>,
-    /// Standard deviation.
-    scale: f32,
-    first_column: First<'a>,
-    first_row_zero: bool,
-    /// Whether rows and columns were exchanged after all this was said.
-    turned: bool,
-}
-
-/// What the first value of each row is, or of a vector all values.
-#[derive(Clone, Copy)]
-enum First<'a> {
-    /// As random as the others.
-    Random,
-    Same(f32),
-    /// A row's own, times a factor.
-    Of(&'a [f32], f32),
-}
-
-impl Recipe<'_> {
-    fn value(&self, index: usize, seed: u64) -> f32 {
-        let [n_rows, n_columns] = match *self.shape.as_slice() {
-            [rows, columns] => [rows, columns],
-            _ => [self.shape[0], 1],
-        };
-        let (index, n_columns) = match self.turned {
-            true => (index % n_columns * n_rows + index / n_columns, n_rows),
-            false => (index, n_columns),
-        };
-        if self.first_row_zero && index < n_columns {
-            return 0.0;
-        }
-        match self.first_column {
-            First::Same(value) if index.is_multiple_of(n_columns) => value,
-            First::Of(values, factor) if index.is_multiple_of(n_columns) => {
-                values[index / n_columns] * factor
-            }
-            _ => self.scale * nearly_normal(seed, index),
-        }
-    }
 }
 
 impl TensorSource for Synthetic {
@@ -323,14 +315,31 @@ impl TensorSource for Synthetic {
             return Err(CoreError::TensorRange { path, name, offset: offset_bytes, len, size });
         }
         let first = usize::try_from(offset_bytes).unwrap_or(usize::MAX) / value_bytes;
-        let seed = own_name.bytes().fold(self.seed, |seed, byte| mix(seed ^ u64::from(byte)));
-        par_fill(out, PIECE_VALUES * value_bytes, |piece, out| {
-            let first = first + piece * PIECE_VALUES;
-            let values: Vec<f32> = (0..out.len() / value_bytes)
-                .map(|index| recipe.value(first + index, seed))
-                .collect();
-            self.format.encode(&values, out);
+        let original = self
+            .repeated
+            .as_ref()
+            .filter(|_| recipe.shape.len() > 1)
+            .and_then(|repeated| Some((repeated, repeated.original(&own_name)?)));
+        let Some((repeated, original)) = original else {
+            self.fill(&recipe, self.seed_of(&own_name), first, out);
+            return Ok(());
+        };
+        let key = format!("{original} {} {}", self.format, recipe.turned);
+        let offset = first * value_bytes;
+        repeated.copy(key, (offset, &mut *out), || {
+            let mut made = vec![0; recipe.shape.iter().product::<usize>() * value_bytes];
+            self.fill(&recipe, self.seed_of(&original), 0, &mut made);
+            made
         });
+        if let First::Of(values, factor) = recipe.first_column {
+            let n_columns = recipe.shape[1];
+            let end = first + out.len() / value_bytes;
+            let rows = first.div_ceil(n_columns)..end.div_ceil(n_columns);
+            for (row, value) in rows.clone().zip(&values[rows]) {
+                let at = (row * n_columns - first) * value_bytes;
+                self.format.encode(&[value * factor], &mut out[at..at + value_bytes]);
+            }
+        }
         Ok(())
     }
 
@@ -339,105 +348,5 @@ impl TensorSource for Synthetic {
     }
 }
 
-/// A sum of four uniform numbers, mean 0 and variance 1: sums of many of them are normal, and it
-/// costs a billion of them few seconds.
-pub(crate) fn nearly_normal(seed: u64, index: usize) -> f32 {
-    let bits = mix(seed.wrapping_add((index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
-    let sum: u32 = (0..4).map(|word| (bits >> (16 * word)) as u32 & 0xFFFF).sum();
-    // four uniform numbers of width 65536 have standard deviation 65536 / √3
-    (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)
-}
-
-/// SplitMix64's mixing function.
-fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use powerinfer_core::Step;
-
-    #[test]
-    fn observed_density_is_within_a_tenth_of_the_asked_one_in_every_layer() {
-        for density in [0.05, 0.1, 0.5, 0.9] {
-            let synthetic = Synthetic::new(SyntheticShape::Tiny, density, 3).unwrap();
-            let model = synthetic.load(&LoadOptions::default()).unwrap();
-            let (mut cache, mut step) = (model.new_cache(), Step::default());
-            let tokens: Vec<u32> = (0..200).map(|i| i * 19 % 4096).collect();
-            model.forward(&tokens, &mut cache, &mut step).unwrap();
-            for (layer, found) in step.stats.density_per_layer().into_iter().enumerate() {
-                assert!((found / density - 1.0).abs() < 0.1, "layer {layer}: {found} {density}");
-            }
-        }
-    }
-
-    #[test]
-    fn neurons_fire_as_often_as_the_profile_says() {
-        for (density, hot_share_80) in [(0.03, 0.17), (0.2, 0.4)] {
-            let synthetic = Synthetic::new(SyntheticShape::Tiny, density, 5).unwrap();
-            let synthetic = synthetic.with_skew(hot_share_80).unwrap();
-            let model = synthetic.load(&LoadOptions::default()).unwrap();
-            let tokens: Vec<u32> = (0..2000).map(|i| i * 1021 % 4096).collect();
-            let counted = ActivationProfile::new(model.info(), false).unwrap();
-            let go_on = |_: &ActivationProfile, _| std::ops::ControlFlow::Continue(());
-            let counted = crate::calibrate(&*model, &tokens, 500, counted, go_on).unwrap();
-            let profile = synthetic.profile().unwrap();
-            profile.check_model(model.info()).unwrap();
-            for layer in 0..6 {
-                let found = counted.density(layer);
-                assert!((found / density - 1.0).abs() < 0.1, "layer {layer}: {found} {density}");
-                // the neurons that are said to be hot make what they are said to make
-                let n_hot = (1024.0 * hot_share_80) as usize;
-                let counts = counted.counts(layer);
-                let hot = profile.hottest(layer, n_hot);
-                let made: u64 = hot.as_slice().iter().map(|&id| counts[id as usize]).sum();
-                let share = made as f64 / counts.iter().sum::<u64>() as f64;
-                assert!((share - 0.8).abs() < 0.03, "layer {layer}: {share}");
-            }
-            // other neurons in each layer
-            let hot = |layer| profile.hottest(layer, 100);
-            let same = hot(0).restrict(&hot(1)).len();
-            assert!(same < 60, "{same} of 100 are hot in both layers");
-        }
-    }
-
-    #[test]
-    fn skews_that_cannot_be_are_refused() {
-        // a tenth of the neurons cannot make 80 % where half of all fire
-        for (density, hot_share_80) in [(0.5, 0.1), (0.1, 0.0), (0.1, 0.9), (0.1, f64::NAN)] {
-            let made = Synthetic::new(SyntheticShape::Tiny, density, 1).unwrap();
-            let refused = made.with_skew(hot_share_80).unwrap_err();
-            assert!(matches!(refused, Error::Skew { .. }), "{density} {hot_share_80}");
-        }
-    }
-
-    #[test]
-    fn what_is_written_is_what_is_loaded() {
-        let dir = tempfile::tempdir().unwrap();
-        let synthetic = Synthetic::new(SyntheticShape::Tiny, 0.1, 5).unwrap();
-        let synthetic = synthetic.with_skew(0.3).unwrap();
-        synthetic.write(dir.path(), WeightFormat::F16).unwrap();
-        let made = synthetic.load(&LoadOptions::default()).unwrap();
-        let read = crate::load(dir.path(), &LoadOptions::default()).unwrap();
-        let logits = |model: &dyn CausalLm| {
-            let (mut cache, mut step) = (model.new_cache(), Step::default());
-            model.forward(&[1, 2, 3], &mut cache, &mut step).unwrap();
-            step.logits
-        };
-        assert_eq!(logits(made.as_ref()), logits(read.as_ref()));
-    }
-
-    #[test]
-    fn densities_and_names_that_cannot_be_are_refused() {
-        for density in [0.0, 1.0, -1.0, f64::NAN] {
-            let made = Synthetic::new(SyntheticShape::Tiny, density, 1);
-            assert!(matches!(made, Err(Error::Density { .. })));
-        }
-        assert!(matches!("opt-1t".parse::<SyntheticShape>(), Err(Error::UnknownSynthetic { .. })));
-        assert_eq!("opt-1.3b".parse::<SyntheticShape>().unwrap(), SyntheticShape::Opt1b);
-        assert_eq!("llama-1b".parse::<SyntheticShape>().unwrap(), SyntheticShape::Llama1b);
-    }
-}
+mod tests;
