@@ -79,7 +79,7 @@ pub(crate) fn matvec(kernels: RowKernels, w: &NeuronMatrix, x: Inputs<'_>, out: 
         let rows_per_task = piece(n_rows, n_tasks(w.size_bytes()));
         for_each_chunk(out, rows_per_task, |task, out| {
             let first = task * rows_per_task;
-            dot_rows(row_ops, |i| w.row(first + i), x, out);
+            dot_rows(row_ops, |i| w.row((first + i).min(n_rows - 1)), x, out);
         });
     } else {
         panel::matmul(kernels, w, x, out);
@@ -103,7 +103,8 @@ pub(crate) fn matvecs(
         }
     }
     let run = |(w, first, out): (&NeuronMatrix, usize, &mut [f32])| {
-        dot_rows(kernels.primitives(w.format()), |i| w.row(first + i), x, out);
+        let row = |i: usize| w.row((first + i).min(w.n_neurons() - 1));
+        dot_rows(kernels.primitives(w.format()), row, x, out);
     };
     if rayon::current_num_threads() == 1 {
         tasks.into_iter().for_each(run);
@@ -125,7 +126,7 @@ pub(crate) fn matvec_picked(
     let rows_per_task = piece(ids.len(), n_tasks(ids.len() * w.row_bytes()));
     for_each_chunk(out, rows_per_task, |task, out| {
         let ids = &ids[task * rows_per_task..];
-        dot_rows(row_ops, |i| w.row(ids[i] as usize), x, out);
+        dot_rows(row_ops, |i| w.row(ids[i.min(ids.len() - 1)] as usize), x, out);
     });
 }
 
@@ -141,7 +142,8 @@ pub(crate) fn axpy_picked(
     axpy_rows(kernels, w, &|k| ids[k] as usize, scales, &start_of, y);
 }
 
-/// Dot products of the rows `row(0)`, `row(1)`, … with one token.
+/// Dot products of the rows `row(0)`, `row(1)`, … with one token. Rows behind the last of them are asked
+/// for: what comes next, or any rows.
 pub(crate) fn dot_rows<'a>(
     row_ops: &RowPrimitives,
     row: impl Fn(usize) -> &'a [u8],
@@ -158,27 +160,36 @@ fn dot_rows_with<'a, X: ProductInput>(
     x: &[X],
     out: &mut [f32],
 ) {
-    let Some(last) = out.len().checked_sub(1) else { return };
-    let ahead = |k: usize, distance: usize| row((k + distance).min(last));
+    if out.is_empty() {
+        return;
+    }
     let alone = rows_ahead(1, row(0).len());
     let grouped = rows_ahead(GROUP, row(0).len());
+    let group_at = |at: usize| -> Rows<'a> { std::array::from_fn(|r| row(at + r)) };
     let in_groups = bodies.grouping != Grouping::Never;
     let (groups, rest) = out.split_at_mut(if in_groups { out.len() / GROUP * GROUP } else { 0 });
     let n_grouped = groups.len();
     for (group, out) in groups.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
         let at = group * GROUP;
-        let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
+        let rows = group_at(at);
         if bodies.grouping == Grouping::Always || !is_stream(&rows) {
-            let ahead = std::array::from_fn(|r| ahead(at + r, grouped));
-            *out = (bodies.dot_group)(rows, ahead, x);
+            *out = (bodies.dot_group)(rows, group_at(at + grouped), x);
         } else {
             for (r, out) in out.iter_mut().enumerate() {
-                *out = (bodies.dot)(rows[r], ahead(at + r, alone), x);
+                *out = (bodies.dot)(rows[r], row(at + r + alone), x);
             }
         }
     }
-    for (k, out) in (n_grouped..).zip(rest) {
-        *out = (bodies.dot)(row(k), ahead(k, alone), x);
+    let few = rest.len();
+    let rows: Rows<'_> = std::array::from_fn(|r| row(n_grouped + r.min(few.saturating_sub(1))));
+    if n_grouped > 0 && few > 1 && (bodies.grouping == Grouping::Always || !is_stream(&rows)) {
+        // some of them twice, which costs less than to wait for each
+        let products = (bodies.dot_group)(rows, group_at(n_grouped + few), x);
+        rest.copy_from_slice(&products[..few]);
+    } else {
+        for (k, out) in (n_grouped..).zip(rest) {
+            *out = (bodies.dot)(row(k), row(k + alone), x);
+        }
     }
 }
 
@@ -204,8 +215,9 @@ fn axpy_rows(
         let end = start_of((chunk + 1) * CHUNK_ROWS).min(scales.len());
         let entries = start_of(chunk * CHUNK_ROWS)..end;
         sum.fill(0.0);
-        let first = entries.start;
-        axpy_entries(row_ops, |k| w.row(row(first + k)), &scales[entries], sum);
+        let (first, last) = (entries.start, scales.len().saturating_sub(1));
+        let row = |k: usize| w.row(row((first + k).min(last)));
+        axpy_entries(row_ops, row, &scales[entries], sum);
     };
     let n_chunks = w.n_neurons().div_ceil(CHUNK_ROWS);
     let d_model = y.len();
@@ -224,33 +236,35 @@ fn axpy_rows(
     }
 }
 
-/// `sum += Σ_k scales[k] · row(k)` in order of `k`.
+/// `sum += Σ_k scales[k] · row(k)` in order of `k`. Rows behind the last of them are asked for, as by
+/// [`dot_rows`].
 pub(crate) fn axpy_entries<'a>(
     row_ops: &RowPrimitives,
     row: impl Fn(usize) -> &'a [u8],
     scales: &[f32],
     sum: &mut [f32],
 ) {
-    let Some(last) = scales.len().checked_sub(1) else { return };
-    let ahead = |k: usize, distance: usize| row((k + distance).min(last));
+    if scales.is_empty() {
+        return;
+    }
     let alone = rows_ahead(1, row(0).len());
     let grouped = rows_ahead(GROUP, row(0).len());
+    let group_at = |at: usize| -> Rows<'a> { std::array::from_fn(|r| row(at + r)) };
     let in_groups = row_ops.grouping != Grouping::Never;
     let (groups, rest) = scales.split_at(if in_groups { scales.len() / GROUP * GROUP } else { 0 });
     for (group, scales) in groups.as_chunks::<GROUP>().0.iter().enumerate() {
         let at = group * GROUP;
-        let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
+        let rows = group_at(at);
         if row_ops.grouping == Grouping::Always || !is_stream(&rows) {
-            let ahead = std::array::from_fn(|r| ahead(at + r, grouped));
-            (row_ops.axpy_group)(*scales, rows, ahead, sum);
+            (row_ops.axpy_group)(*scales, rows, group_at(at + grouped), sum);
         } else {
             for (r, &scale) in scales.iter().enumerate() {
-                (row_ops.axpy)(scale, rows[r], ahead(at + r, alone), sum);
+                (row_ops.axpy)(scale, rows[r], row(at + r + alone), sum);
             }
         }
     }
     for (k, &scale) in (groups.len()..).zip(rest) {
-        (row_ops.axpy)(scale, row(k), ahead(k, alone), sum);
+        (row_ops.axpy)(scale, row(k), row(k + alone), sum);
     }
 }
 
