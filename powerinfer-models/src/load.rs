@@ -329,11 +329,12 @@ pub(crate) fn build(
         let notes = try_out(&mut model, predictor, whole)?;
         model.add_notes(notes);
     }
+    let context_bytes = placed.as_ref().map_or(0, |placed| placed.context_bytes);
     if let Some(placed) = placed {
         model.add_notes(placed.notes);
     }
     if let Some(device) = &options.fast_device {
-        model.settle_on(device.as_ref())?;
+        model.settle_on(device.as_ref(), context_bytes)?;
     }
     Ok(Box::new(model))
 }
