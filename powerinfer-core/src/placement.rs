@@ -5,6 +5,9 @@ mod file;
 mod firing;
 mod hardware;
 mod hot_set;
+mod offload;
+#[cfg(test)]
+mod offload_tests;
 #[cfg(test)]
 mod paper_tests;
 mod plan;
@@ -19,8 +22,9 @@ use powerinfer_ops::NeuronIds;
 
 use crate::error::{Error, Result};
 pub use hardware::{DeviceMemorySpeed, Hardware};
+pub use offload::Offload;
 pub use plan::{Plan, PlannedDevice, PlannedLayer};
-pub use planner::{Offload, PlanRequest, plan};
+pub use planner::{PlanRequest, plan};
 pub use simulate::{Arrangement, StepTimes, Workload, simulate};
 pub use sizes::{LayerSizes, ModelSizes, PlannedModel};
 pub use skew::Skew;

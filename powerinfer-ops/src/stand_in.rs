@@ -159,6 +159,9 @@ pub enum StandInFailure {
 }
 
 impl StandIn {
+    /// The name that results go by.
+    pub const NAME: &str = NAME;
+
     /// Starts the threads.
     ///
     /// # Errors

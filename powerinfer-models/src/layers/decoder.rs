@@ -92,12 +92,12 @@ impl Decoder {
         self.info = info;
     }
 
-    /// Gives the device the predictors of the neurons that it holds, as far as there is room, and says
-    /// what it has.
-    pub(crate) fn settle_on(&mut self, device: &dyn FastDevice) -> Result<()> {
+    /// Gives the device the predictors of the neurons that it holds, as far as there is room beside
+    /// `free_bytes`, which are for a context, and says what it has.
+    pub(crate) fn settle_on(&mut self, device: &dyn FastDevice, free_bytes: u64) -> Result<()> {
         let mut left = 0;
         for block in &self.blocks {
-            left += usize::from(!block.ffn.hold_predictor()?);
+            left += usize::from(!block.ffn.hold_predictor(device.memory(), free_bytes)?);
         }
         if left > 0 {
             let (name, n_layers) = (device.name(), self.blocks.len());

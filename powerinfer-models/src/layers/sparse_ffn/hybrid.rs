@@ -6,7 +6,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 use powerinfer_core::{Error, Result, Step};
 use powerinfer_ops::{
-    HeldNeurons, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor, hybrid_ffn,
+    DeviceMemory, HeldNeurons, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor, hybrid_ffn,
 };
 use powerinfer_predictor::FfnInputs;
 
@@ -46,12 +46,20 @@ impl SparseFfn {
     }
 
     /// Lets the fast device run its part of the predictor; `false` if there is such a part and it
-    /// stays on the CPU.
-    pub(crate) fn hold_predictor(&self) -> Result<bool> {
+    /// stays on the CPU, as it does where it would leave the device less than `free_bytes` of `memory`.
+    pub(crate) fn hold_predictor(&self, memory: DeviceMemory, free_bytes: u64) -> Result<bool> {
         let Some(hot) = &self.hot else { return Ok(true) };
         let Some(rows) = self.split_predictor.as_ref().and_then(|split| split.hot.rows()) else {
             return Ok(self.predictor.is_none());
         };
+        let needed = match rows {
+            RowPredictor::Estimated(copy, _) => copy.resident_bytes(),
+            RowPredictor::Scored(rows, _) => rows.size_bytes(),
+        };
+        let left = memory.budget_bytes.saturating_sub(memory.held_bytes);
+        if free_bytes > 0 && left.saturating_sub(needed as u64) < free_bytes {
+            return Ok(false);
+        }
         match hot.held().hold_predictor(rows) {
             Err(OpError::DeviceBudget { .. }) => Ok(false),
             held => Ok(held?),
