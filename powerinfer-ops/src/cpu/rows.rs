@@ -10,19 +10,24 @@
 //! One thread of an AMD EPYC (Zen 5), matrices of 1 GiB in huge pages, a stream of plain loads at
 //! 40 GB/s. Rows of f16 one after the other, two accumulators each, the row 8 KiB further on
 //! asked for meanwhile: 39 GB/s. Products of whole numbers, row by row: 38 (Q8_0) and 35 (Q4_0); in
-//! f32, four rows at once, Q4_0 reached 20. Weighted sums: 32 (Q8_0) and 18 (Q4_0, bound by
-//! unpacking). A tenth of the rows of f16, scattered: 24 GB/s for rows of 1, 2, 4 and 8 KiB alike; of f32,
-//! four at once, 28 for rows of 8 KiB, 34 for 16, 38 for 32 (one by one 25). Loads alone, nothing
-//! computed, get 29 one by one and 35 four at once out of rows of 8 KiB: it is the lines that one core
-//! can wait for, and the more is computed between loads the fewer they are. A stream is faster
-//! because the hardware runs ahead of it. Products of scattered rows of whole
-//! numbers: four at once 19.5 (Q8_0) and 15.6 (Q4_0), one by one 17.5 and 12.7; in a stream it is
-//! the other way round, 28 and 27 for four at once.
+//! f32, four rows at once, Q4_0 reached 20. Weighted sums: 33 (Q8_0) and 20 (Q4_0, bound by
+//! unpacking).
+//!
+//! A tenth of the rows of 4096 values, scattered, is taken four rows at once: products f32 37, f16 29, Q8_0
+//! 24, Q4_0 23 GB/s, weighted sums 35, 27, 20 and 13. One by one f16 gives 23: it is the lines that one
+//! core can wait for, and the more is computed between loads the fewer they are. Loads alone get 31 to
+//! 35, a stream 40, because the hardware runs ahead of it. Rows of a group are asked for 2 KiB ahead of
+//! their use, in their own row and then in the next group's. A whole row of f16 ahead does not fit into
+//! L1 beside the token (24), half a KiB is too late (26). Rows of less than 4 KiB are asked for whole.
+//! The last rows of a phase ask for the first of the next one (gate, up, down, the next chunk): a tenth
+//! of the time of a sparse network.
 //!
 //! Tried and dropped:
-//! - four rows of f16 at once: 30 GB/s in a stream, of which the hardware loses track, without asking
-//!   ahead 22; scattered 20 to 24 where one by one gives 24;
+//! - four rows at once in a stream, of which the hardware loses track: f16 30, Q8_0 28, Q4_0 27 GB/s;
+//! - two or three scattered rows at once 25 to 28 for f16, six or eight 26 to 27;
 //! - products of whole numbers with a fixed number of lines asked for a turn, as those of f32: no gain;
+//! - asking into L2 four to sixteen rows ahead, alone or with L1 near the use: no more than 28 for f16;
+//! - rows of Q4_0 asked for 16 KiB ahead: products 21 for 23, weighted sums 11 for 13;
 //! - asking into L2 (T1) or past the caches (NTA) instead of L1: the same or a little less;
 //! - asking for every second or fourth line, or for the first two of a row, and leaving the rest to
 //!   the hardware: half;
