@@ -322,6 +322,10 @@ pub(crate) fn build(
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
+    if let Some(device) = &options.fast_device {
+        let with_head = placement.is_some_and(Placement::fast_head);
+        model.put_on(device, with_head)?;
+    }
     let ignored = store.finish(&is_ignorable)?;
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);
