@@ -32,7 +32,6 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-#[ignore = "needs a stand-in that runs dense parts"]
 fn whatever_goes_to_the_device_the_text_is_the_same() {
     let line = "generate --prompt-ids 1,1388,342 --max-tokens 16 --ignore-eos";
     let alone = json(line);
@@ -50,7 +49,6 @@ fn whatever_goes_to_the_device_the_text_is_the_same() {
 }
 
 #[test]
-#[ignore = "needs a stand-in that runs dense parts"]
 fn a_whole_model_that_does_not_fit_is_refused_with_figures() {
     let line = "generate x --max-tokens 1 --device hybrid --offload whole --vram-budget 1MiB";
     let refused = run(line);
@@ -81,7 +79,6 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-#[ignore = "needs a stand-in that runs dense parts"]
 fn a_context_that_outgrows_the_device_is_an_error_that_says_so() {
     let flags = "--device hybrid --vram-budget 5MiB --offload everything --device-context 64";
     let line = format!("generate --prompt-ids 1,1388 --max-tokens 500 --ignore-eos {flags}");
@@ -91,7 +88,6 @@ fn a_context_that_outgrows_the_device_is_an_error_that_says_so() {
 }
 
 #[test]
-#[ignore = "needs a stand-in that runs dense parts"]
 fn arrangements_are_compared_under_each_budget() {
     let line = "bench --synthetic tiny --density 0.03 --hot-share 0.17 --distinct-layers 2 --device hybrid \
                 --budgets 40,70 --arrangements everything/exact,layers/dense,layers/exact,dense/exact,cpu/exact \
@@ -139,7 +135,6 @@ fn rehearse(variable: Option<&str>) -> Output {
 
 #[cfg(unix)]
 #[test]
-#[ignore = "needs a stand-in that runs dense parts"]
 fn the_device_script_does_all_its_steps_and_says_what_failed() {
     let done = rehearse(None);
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));

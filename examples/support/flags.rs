@@ -41,8 +41,8 @@ pub(crate) struct CommonFlags {
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub(crate) threads: Option<NonZeroUsize>,
-    /// cpu; cuda or cuda:N for a GPU beside the CPU; hybrid for the GPU if there is one, else for a
-    /// stand-in that takes one of the threads
+    /// cpu; cuda or cuda:N for a GPU that does all; hybrid for a GPU beside the CPU, or if there is none
+    /// a stand-in that takes one of the threads
     #[arg(long, default_value = "cpu", value_parser = parse_device)]
     pub(crate) device: DeviceFlag,
     /// Memory that the fast device may take, such as 8GiB [default: what is free of a GPU's, half the
@@ -54,7 +54,7 @@ pub(crate) struct CommonFlags {
     pub(crate) plan: Option<PathBuf>,
     /// What goes to the fast device: neurons that fire often; everything, attention and head first, then
     /// neurons; dense, attention and head only; layers, as many as fit; whole, all of it or an error
-    /// [default: neurons]
+    /// [default: whole with cuda, with hybrid everything on a GPU and neurons on a stand-in]
     #[arg(long, value_name = "WHAT")]
     pub(crate) offload: Option<Offload>,
     /// Tokens of the context that the fast device is to have room for, where it holds keys and values
@@ -196,7 +196,11 @@ impl CommonFlags {
 
     /// What is to go to the fast device, where the device is not to choose.
     pub(crate) fn offload(&self) -> Option<Offload> {
-        self.offload
+        match self.device {
+            // a GPU that was asked for by name is to do all
+            DeviceFlag::Cuda(_) if self.plan.is_none() => self.offload.or(Some(Offload::Whole)),
+            _ => self.offload,
+        }
     }
 
     /// Threads of the engine: all that were asked for, but for one that a stand-in takes where there

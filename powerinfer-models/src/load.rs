@@ -39,8 +39,7 @@ pub struct LoadOptions {
     pub fast_device: Option<Arc<dyn FastDevice>>,
     /// What goes to the fast device, as much as its budget allows. `None` is [`Offload::Everything`] on a GPU that
     /// runs dense parts, and [`Offload::Neurons`] on one that does not and on a
-    /// [`StandIn`](powerinfer_ops::StandIn), which is no faster than the CPU. So far only neurons are put on a
-    /// device: they are the default of all, and the rest is refused.
+    /// [`StandIn`](powerinfer_ops::StandIn), which is no faster than the CPU.
     pub offload: Option<Offload>,
     /// Tokens of the contexts whose keys and values the fast device's budget is to have room for, all
     /// sequences taken together: 2048 by default, and never more than the model's. A context that outgrows
@@ -305,9 +304,6 @@ pub(crate) fn build(
         store = store.with_progress(progress.clone(), &is_ignorable);
     }
     let placed = Placed::find(config, &store, options, predictor.as_ref())?;
-    if let (Some(placed), Some(device)) = (&placed, &options.fast_device) {
-        placed.check_loader(device.as_ref())?;
-    }
     let (placement, hot_densities) = match &placed {
         Some(placed) => (Some(&placed.placement), placed.hot_densities.as_slice()),
         None => (None, &[][..]),
@@ -326,6 +322,10 @@ pub(crate) fn build(
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
+    if let Some(device) = &options.fast_device {
+        let with_head = placement.is_some_and(Placement::fast_head);
+        model.put_on(device, with_head)?;
+    }
     let ignored = store.finish(&is_ignorable)?;
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);

@@ -16,9 +16,6 @@ use crate::sizes;
 /// The file beside a model that has its profile: of this name in a folder, after the name and a dot
 /// for a file.
 const PROFILE_FILE: &str = "activation_counts.safetensors";
-/// Whether the loader puts attention and head on a device. Until it does, a device gets neurons unless told
-/// otherwise, and a model with other parts there is not loaded.
-const LOADER_HOLDS_DENSE_PARTS: bool = false;
 /// Tokens whose keys and values a budget leaves room for, unless told otherwise.
 const CONTEXT: usize = 2048;
 /// Tokens of the longest pass that a budget leaves room for: no chunk of a prompt is longer, and neither
@@ -79,14 +76,6 @@ impl Placed {
             notes: note.into_iter().collect(),
             ..Self::new(plan.placement(&sizes.model)?)
         })
-    }
-
-    /// Fails if the loader cannot put there what is to lie on the device.
-    pub(crate) fn check_loader(&self, device: &dyn FastDevice) -> Result<()> {
-        if LOADER_HOLDS_DENSE_PARTS || !self.has_dense_parts() {
-            return Ok(());
-        }
-        Err(OpError::NoDenseParts { device: device.name().to_owned() }.into())
     }
 
     fn has_dense_parts(&self) -> bool {
@@ -246,7 +235,7 @@ impl Task<'_> {
 /// it. A stand-in computes with the CPU's own cores: while it works on attention nothing else does, so it
 /// gets neurons only, which both sides work on at once.
 pub(crate) fn default_offload(device: &dyn FastDevice) -> Offload {
-    match LOADER_HOLDS_DENSE_PARTS && device.runs_dense_parts() && device.name() != StandIn::NAME {
+    match device.runs_dense_parts() && device.name() != StandIn::NAME {
         true => Offload::Everything,
         false => Offload::Neurons,
     }

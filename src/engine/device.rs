@@ -51,8 +51,7 @@ impl EngineBuilder {
 
     /// What goes to the fast device. The default is [`Offload::Everything`] on a GPU that runs attention and
     /// head, and [`Offload::Neurons`] on one that does not and on a [`StandIn`](crate::StandIn), which is no
-    /// faster than the CPU. So far the loader puts only neurons on a device, which is the default of all of
-    /// them, and refuses the rest. A placement or a plan goes before it. Only for a model folder or file.
+    /// faster than the CPU. A placement or a plan goes before it. Only for a model folder or file.
     ///
     /// # Examples
     /// ```

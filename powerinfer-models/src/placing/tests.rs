@@ -68,7 +68,6 @@ fn n_hot(placed: &Placed) -> usize {
 }
 
 #[test]
-#[ignore = "needs a loader that puts dense parts on a device"]
 fn a_gpu_gets_everything_and_a_stand_in_neurons_unless_told() {
     let placed = find(&drawn(1 << 30)).unwrap();
     assert_eq!(placed.placement, Placement::all_fast(6, 1024));
@@ -91,7 +90,7 @@ fn a_gpu_gets_everything_and_a_stand_in_neurons_unless_told() {
 
 #[test]
 fn the_context_that_is_planned_is_left_of_the_budget() {
-    let placed = find(&drawn(1 << 30).with_offload(Offload::Whole)).unwrap();
+    let placed = find(&drawn(1 << 30)).unwrap();
     // six layers, keys and values of four heads of 32 f32 each, of all 512 tokens of the model
     let kv_bytes = |n_tokens: u64| 6 * 2 * 4 * 32 * 4 * n_tokens;
     assert_eq!(placed.context_bytes, STREAM + kv_bytes(512));
@@ -169,7 +168,7 @@ fn an_estimate_leaves_out_what_is_on_the_device_or_in_the_file() {
         assert_eq!(found.model_bytes(), all.model_bytes(), "{options:?}");
         found
     };
-    let whole = estimated(drawn(1 << 30).with_offload(Offload::Whole));
+    let whole = estimated(drawn(1 << 30));
     // the embeddings stay
     assert_eq!(whole.weight_bytes, 4096 * 256 * 2);
     assert_eq!(whole.cache_bytes_per_token, 0);

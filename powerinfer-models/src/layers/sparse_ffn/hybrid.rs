@@ -85,10 +85,7 @@ impl SparseFfn {
             LayerNeurons::All => (HeldNeurons::All, Neurons::All),
             LayerNeurons::Firing => (HeldNeurons::Firing, Neurons::Firing),
             LayerNeurons::FiringOf(picks) => {
-                let sides = [Some(hot.ids()), self.shards[0].ids()];
-                for (lists, ids) in lists.iter_mut().zip(sides) {
-                    restrict(picks, ids, lists);
-                }
+                self.restrict_to_sides(hot, picks, &mut lists);
                 (HeldNeurons::FiringOf(&lists[0]), Neurons::FiringOf(&lists[1]))
             }
         };
@@ -133,12 +130,31 @@ impl SparseFfn {
         layer: usize,
         step: &mut Step,
     ) -> Result<Tensor> {
-        let began = Instant::now();
         let (mut hidden, mut lists) =
             (std::mem::take(&mut step.hidden), std::mem::take(&mut step.split_picks));
         let [hot_list, cold_list] = &mut lists;
+        let scratch = (&mut hidden, hot_list, cold_list);
+        let sides = self.predicted_sides((hot, predictor), inputs, scratch, step)?;
+        let sum = self.both_sides(hot, inputs.normed, sides, layer, step);
+        (step.hidden, step.split_picks) = (hidden, lists);
+        sum
+    }
+
+    /// What each side is to run; scratch memory for hidden values and the lists of both.
+    pub(super) fn predicted_sides<'a>(
+        &self,
+        (hot, predictor): (&HotShard, &'a SplitPredictor),
+        inputs: &FfnInputs<'_>,
+        (hidden, hot_list, cold_list): (
+            &'a mut Vec<f32>,
+            &'a mut Vec<NeuronIds>,
+            &'a mut Vec<NeuronIds>,
+        ),
+        step: &mut Step,
+    ) -> Result<(HeldNeurons<'a>, Neurons<'a>)> {
+        let began = Instant::now();
         let mut bytes = predictor.cold.bytes_before();
-        let cold = match predictor.cold.fused(inputs, &mut hidden).map_err(model_error)? {
+        let cold = match predictor.cold.fused(inputs, hidden).map_err(model_error)? {
             Some(neurons) => neurons,
             None => {
                 predictor.cold.predict(inputs, cold_list).map_err(model_error)?;
@@ -162,9 +178,20 @@ impl SparseFfn {
         };
         step.stats.predictor_ns += nanoseconds(began);
         step.stats.weight_bytes += bytes as u64;
-        let sum = self.both_sides(hot, inputs.normed, (hot_neurons, cold), layer, step);
-        (step.hidden, step.split_picks) = (hidden, lists);
-        sum
+        Ok((hot_neurons, cold))
+    }
+
+    /// The part of each list that is hot, and the part that is cold, in their own ids.
+    pub(super) fn restrict_to_sides(
+        &self,
+        hot: &HotShard,
+        picks: &[NeuronIds],
+        lists: &mut [Vec<NeuronIds>; 2],
+    ) {
+        let sides = [Some(hot.ids()), self.shards[0].ids()];
+        for (lists, ids) in lists.iter_mut().zip(sides) {
+            restrict(picks, ids, lists);
+        }
     }
 }
 
