@@ -12,12 +12,16 @@
 //! real shapes whose gates fire for about `--density` of the neurons. It shows speed, never
 //! quality. `--write DIR` writes it to a folder instead, to time loading it.
 
+#[path = "support/arrangements.rs"]
+mod arrangements;
 #[path = "support/flags.rs"]
 mod flags;
 #[path = "support/measure.rs"]
 mod measure;
 #[path = "support/progress.rs"]
 mod progress;
+#[path = "support/random_model.rs"]
+mod random_model;
 #[path = "support/report.rs"]
 mod report;
 #[path = "support/split.rs"]
@@ -30,14 +34,16 @@ use std::time::Instant;
 
 use clap::Parser;
 use powerinfer::models::LoadOptions;
-use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
+use powerinfer::models::synthetic::Synthetic;
 use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
 use powerinfer::{Engine, PredictorOptions, PredictorSource, Sparsity};
 use serde_json::{Value, json};
 
+use arrangements::{Arrangement, Task, compare};
 use flags::{CommonFlags, at_least_one, not_yet};
 use measure::{Plan, Run, peak_memory_bytes};
 use progress::Progress;
+use random_model::{SHAPES, random_model};
 use report::{Outcome, note, print, print_json, wrong_usage};
 
 /// The yardstick reads at least so much at least so often.
@@ -49,11 +55,31 @@ const BANDWIDTH_PASSES: usize = 5;
 #[command(name = "bench")]
 struct Flags {
     /// A model of random weights in a real shape
-    #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = SYNTHETIC)]
+    #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = SHAPES)]
     synthetic: Option<String>,
     /// Share of a synthetic model's neurons that fire [default: 0.1]
     #[arg(long, value_name = "X", requires = "synthetic")]
     density: Option<f64>,
+    /// Share of a synthetic model's neurons that makes 80 % of the activations [default: all fire
+    /// alike]
+    #[arg(long, value_name = "X", requires = "synthetic")]
+    hot_share: Option<f64>,
+    /// Layers of a synthetic model that have values of their own, which the others repeat in memory of their
+    /// own: it is there sooner [default: all]
+    #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
+    distinct_layers: Option<usize>,
+    /// Measure the synthetic model with other parts on the fast device each time: a list of WHAT/MODE, where
+    /// WHAT is one of --offload or cpu and MODE dense or exact
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "synthetic",
+          conflicts_with_all = ["compare", "offload", "plan", "vram_budget", "predictor", "write"])]
+    arrangements: Vec<Arrangement>,
+    /// Budgets of the fast device for --arrangements, in hundredths of the model
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "40,55,70",
+          value_parser = clap::value_parser!(u64).range(0..=1000))]
+    budgets: Vec<u64>,
+    /// Begin no other of the --arrangements after so many seconds
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
     /// Tokens of the prompt
     #[arg(short, value_name = "N", default_value = "64", value_parser = at_least_one)]
     p: usize,
@@ -87,6 +113,8 @@ struct Flags {
 /// 6 % of the parameters of llama-1b.
 const SYNTHETIC_RANK: usize = 384;
 
+const SYNTHETIC_NOTE: &str =
+    "note: a synthetic model of random weights: this shows speed, never quality";
 const NO_BUDGET: &str = "--device hybrid with --synthetic needs --vram-budget";
 const NO_PREDICTOR: &str =
     "--compare predicted:trained needs the file or folder of a predictor in --predictor";
@@ -105,25 +133,6 @@ struct Mode {
     second: bool,
 }
 
-/// A synthetic model that would push this machine out of memory.
-#[derive(Debug, thiserror::Error)]
-#[error("--synthetic {name} takes {needed} bytes, and {available} are available")]
-struct TooLarge {
-    name: String,
-    needed: u64,
-    available: u64,
-}
-
-/// Memory that the system could give, where it says so.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    kib.checked_mul(1 << 10)
-}
-
-const SYNTHETIC: [&str; 7] =
-    ["llama-1b", "llama-7b", "opt-1.3b", "opt-6.7b", "opt-30b", "falcon-7b", "tiny"];
 const MODES: [&str; 6] = ["auto", "dense", "exact", "predicted", TRAINED, QUANTIZED];
 
 fn main() -> ExitCode {
@@ -140,6 +149,10 @@ fn bench(flags: Flags) -> Outcome<()> {
         flags.common.refuse_fast_device()?;
         return write(synthetic, dir, &flags, &pool);
     }
+    if let Some(synthetic) = synthetic.as_ref().filter(|_| !flags.arrangements.is_empty()) {
+        note(SYNTHETIC_NOTE);
+        return compare(&flags.comparison(synthetic), &pool);
+    }
     let mut predictors = flags.predictors(&modes)?.into_iter();
     let first = predictors.next().flatten();
     let mut loaded = load(&flags, synthetic.as_ref(), first, &pool)?;
@@ -148,7 +161,7 @@ fn bench(flags: Flags) -> Outcome<()> {
         loaded.second = Some(load(&flags, synthetic.as_ref(), second, &pool)?.engine);
     }
     if synthetic.is_some() {
-        note("note: a synthetic model of random weights: this shows speed, never quality");
+        note(SYNTHETIC_NOTE);
     }
     for line in &loaded.engine.info().notes {
         note(&format!("note: {line}"));
@@ -171,13 +184,17 @@ impl Flags {
         let (Some(name), Some(density)) = (&self.synthetic, self.density()) else {
             return Ok(None);
         };
-        let synthetic = Synthetic::new(name.parse::<SyntheticShape>()?, density, 1)?;
-        let options = LoadOptions::default().with_dtype(self.common.dtype().weight_format());
-        let needed = synthetic.sizes(&options)?.total_bytes();
-        match available_bytes().filter(|&available| needed > available) {
-            Some(available) => Err(TooLarge { name: name.clone(), needed, available }.into()),
-            None => Ok(Some(synthetic)),
-        }
+        let dtype = self.common.dtype().weight_format();
+        random_model(name, density, self.hot_share, self.distinct_layers, dtype).map(Some)
+    }
+
+    /// Tokens that the fast device is to have room for: those that are run.
+    fn device_context(&self) -> usize {
+        let longest = self.context.iter().max().copied().unwrap_or(0).max(self.p);
+        // a session of a prompt, and one that repetitions write on in
+        let written = self.repetitions.saturating_add(1).saturating_mul(self.n + 1);
+        let tokens = longest.saturating_add(self.p).saturating_add(written);
+        self.common.device_context.unwrap_or(tokens)
     }
 
     fn modes(&self) -> Outcome<Vec<Mode>> {
@@ -223,6 +240,27 @@ impl Flags {
         Ok(all)
     }
 
+    /// The task of `--arrangements`.
+    fn comparison<'a>(&'a self, synthetic: &'a Synthetic) -> Task<'a> {
+        Task {
+            common: &self.common,
+            synthetic,
+            arrangements: &self.arrangements,
+            percents: &self.budgets,
+            seconds: self.seconds,
+            device_context: self.device_context(),
+            plan: self.plan(),
+            about: json!({
+                "synthetic": self.synthetic,
+                "density": self.density(),
+                "hot_share": self.hot_share,
+                "prompt_tokens": self.p,
+                "decode_tokens": self.n,
+                "repetitions": self.repetitions,
+            }),
+        }
+    }
+
     fn plan(&self) -> Plan {
         let mut contexts = self.context.clone();
         if contexts.is_empty() {
@@ -262,6 +300,8 @@ fn load(
             if let Some(path) = &flags.common.plan {
                 options.plan = Some(powerinfer::Plan::load(path)?);
             }
+            options.offload = flags.common.offload();
+            options.device_context = Some(flags.device_context());
             let threads = match &options.fast_device {
                 Some(device) => flags.common.threads_beside(device.as_ref())?.get(),
                 None => pool.n_threads(),

@@ -59,6 +59,9 @@ fn main() -> ExitCode {
 
 fn perplexity(flags: Flags) -> Outcome<()> {
     let builder = flags.common.builder()?;
+    // as much as a window is long
+    let device_context = flags.common.device_context.unwrap_or(flags.context);
+    let builder = builder.device_context(device_context);
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let engine = {

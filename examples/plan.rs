@@ -24,7 +24,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use powerinfer::core::{
     self, ActivationProfile, Arrangement, Hardware, ModelSizes, Offload, Plan, PlanRequest,
     PlannedDevice, Skew, Sparsity, StepTimes, Workload, simulate,
@@ -61,9 +61,6 @@ struct Flags {
     /// Tokens that the cache has room for
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     context: usize,
-    /// What may go to the fast device
-    #[arg(long, value_enum, default_value = "neurons")]
-    offload: OffloadFlag,
     /// Plan a model of this shape instead of a file
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "profile"])]
     synthetic: Option<SyntheticShape>,
@@ -75,15 +72,6 @@ struct Flags {
     hot_share: f64,
     #[command(flatten)]
     common: CommonFlags,
-}
-
-/// The values of `--offload`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OffloadFlag {
-    /// Neurons, which is what `--device hybrid` can do
-    Neurons,
-    /// Attention, predictors, head and cache, too
-    Everything,
 }
 
 /// What is planned, and for which machine.
@@ -104,6 +92,9 @@ fn main() -> ExitCode {
 fn run(flags: Flags) -> Outcome<()> {
     if flags.common.plan.is_some() {
         return not_yet("--plan", " here; inspect shows what is in a plan");
+    }
+    if flags.common.device_context.is_some() {
+        return not_yet("--device-context", " here; use --context");
     }
     if flags.common.device != DeviceFlag::Cpu {
         return not_yet("--device", " here; nothing is run");
@@ -157,10 +148,7 @@ impl Task {
             Sparsity::Auto if options.predictor.is_some() => Sparsity::Predicted,
             sparsity => sparsity,
         };
-        let offload = match flags.offload {
-            OffloadFlag::Neurons => Offload::Neurons,
-            OffloadFlag::Everything => Offload::Everything,
-        };
+        let offload = common.offload.unwrap_or_default();
         let sync_rule = hardware.fast.rate() > hardware.host.rate();
         if !sync_rule {
             note("note: the fast device is no faster than the host: what pays for it is not asked");
@@ -174,13 +162,12 @@ impl Task {
         let none = self.hardware.fast.capacity_bytes;
         let neurons: u64 = self.sizes.layers.iter().map(|layer| layer.neuron_bytes()).sum();
         let neurons = neurons.saturating_mul(self.sizes.model.d_ff as u64);
-        let all = match self.offload {
-            Offload::Neurons => neurons,
-            Offload::Everything => {
-                let kv = self.sizes.layer_kv_bytes(self.workload.context);
-                let kv = kv.saturating_mul(self.sizes.layers.len() as u64);
-                self.sizes.total_bytes().saturating_add(kv)
-            }
+        let all = if self.offload.has_dense_parts() {
+            let kv = self.sizes.layer_kv_bytes(self.workload.context);
+            let kv = kv.saturating_mul(self.sizes.layers.len() as u64);
+            self.sizes.total_bytes().saturating_add(kv)
+        } else {
+            neurons
         };
         // ids, biases and rounding on top
         none.min(all.saturating_add(all / 50).saturating_add(1 << 16))
@@ -285,7 +272,7 @@ impl Task {
         let d_ff = self.sizes.model.d_ff;
         let mut text = format!(
             "{} on {}, {:.1} MiB for the fast device\n\
-             layer  fires    hot  hit rate  attention  predictor  cache\n",
+             layer  fires    hot  hit rate  attention  predictor\n",
             self.name,
             plan.hardware,
             mib(plan.budget_bytes)
@@ -298,7 +285,7 @@ impl Task {
             let hot = (0..d_ff).filter(|&id| layer.is_hot(id)).fold(0.0, add);
             let _ = writeln!(
                 text,
-                "{index:>5} {:>5.1} % {:>6} {:>7.1} % {:>10} {:>10} {:>6}",
+                "{index:>5} {:>5.1} % {:>6} {:>7.1} % {:>10} {:>10}",
                 100.0 * self.profile.density(index),
                 layer.n_hot(),
                 if all > 0.0 { 100.0 * hot / all } else { 0.0 },
@@ -308,7 +295,6 @@ impl Task {
                 } else {
                     layer.predictor.name()
                 },
-                layer.kv_cache.name(),
             );
         }
         let _ = writeln!(

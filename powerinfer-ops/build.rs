@@ -8,7 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each is one operator, and becomes one module on the device.
-const KERNELS: [&str; 5] = ["compact", "gate_estimate", "quantize", "sparse_axpy", "sparse_matvec"];
+const KERNELS: [&str; 10] = [
+    "attention",
+    "compact",
+    "gate_estimate",
+    "norm",
+    "quantize",
+    "residual",
+    "rotary",
+    "sparse_axpy",
+    "sparse_matvec",
+    "token_norms",
+];
 /// The oldest GPUs that the kernels run on (Ampere); drivers compile PTX for newer ones.
 const ARCHITECTURE: &str = "compute_80";
 

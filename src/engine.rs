@@ -1,5 +1,7 @@
 //! The engine: a model, its tokenizer and the threads that run them, shared by all sessions.
 
+mod device;
+
 use std::fmt;
 use std::io::ErrorKind;
 use std::num::NonZeroUsize;
@@ -7,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use powerinfer_core::{
-    ActivationProfile, CancelToken, CausalLm, Holding, LoadProgress, ModelInfo, Placement, Plan,
-    Sparsity,
+    ActivationProfile, CancelToken, CausalLm, Holding, LoadProgress, ModelInfo, Offload, Placement,
+    Plan, Sparsity,
 };
 use powerinfer_models::{LoadOptions, MemoryEstimate, PredictorOptions, estimate, load};
 use powerinfer_ops::attention::KvDtype;
@@ -217,6 +219,8 @@ pub struct EngineBuilder {
     placement: Option<Placement>,
     plan: Option<Plan>,
     profile: Option<ActivationProfile>,
+    offload: Option<Offload>,
+    device_context: Option<usize>,
     progress: Option<LoadProgress>,
 }
 
@@ -361,66 +365,6 @@ impl EngineBuilder {
         self
     }
 
-    /// A device that holds the hot neurons of every feed-forward network and computes them while the
-    /// threads of the engine compute the others: a GPU ([`open_cuda`](crate::open_cuda)) or a
-    /// [`StandIn`](crate::StandIn). Only for a model folder or file.
-    ///
-    /// Which neurons are hot is what [`placement`](Self::placement) or [`plan`](Self::plan) says.
-    /// Without either it is those that fire most, as many as the device's budget allows, going by the
-    /// profile beside the model (`activation_counts.safetensors` in its folder, or
-    /// `NAME.activation_counts.safetensors` beside `NAME.gguf`); without one all count alike, and
-    /// [`ModelInfo::notes`] says so.
-    ///
-    /// The logits are those of the CPU alone but for rounding. [`StepStats::split`] tells whether the
-    /// two sides are balanced.
-    ///
-    /// # Examples
-    /// ```
-    /// use std::sync::Arc;
-    /// use powerinfer::{Engine, FastDevice, GenerateOptions, StandIn, StandInOptions};
-    ///
-    /// let device = Arc::new(StandIn::new(StandInOptions::new(4 << 20))?);
-    /// let engine = Engine::builder()
-    ///     .model("assets/llama-relu-tiny")
-    ///     .fast_device(device.clone())
-    ///     .build()?;
-    /// assert_eq!(engine.info().fast_device.as_deref(), Some("stand-in"));
-    /// assert!(device.memory().held_bytes <= 4 << 20);
-    ///
-    /// let options = GenerateOptions::default().with_max_tokens(3);
-    /// let generated = engine.session()?.generate_text("It was a truth", &options)?;
-    /// assert_eq!(generated.text, " to be,");
-    /// // a quarter to a third of the neurons make most of the activations
-    /// assert!(generated.stats.decode.split.hit_rate() > 0.5);
-    /// # Ok::<(), powerinfer::Error>(())
-    /// ```
-    ///
-    /// [`StepStats::split`]: crate::StepStats::split
-    pub fn fast_device(mut self, device: Arc<dyn FastDevice>) -> Self {
-        self.fast_device = Some(device);
-        self
-    }
-
-    /// Which neurons are hot, as a plan says; it is refused if it is that of another model or takes
-    /// more than the fast device has. Only for a model folder or file.
-    pub fn plan(mut self, plan: Plan) -> Self {
-        self.plan = Some(plan);
-        self
-    }
-
-    /// How often each neuron fires, to choose hot ones by, in place of the profile beside the model.
-    /// Only for a model folder or file.
-    pub fn profile(mut self, profile: ActivationProfile) -> Self {
-        self.profile = Some(profile);
-        self
-    }
-
-    /// Which neurons are hot, going before a plan. Only for a model folder or file.
-    pub fn placement(mut self, placement: Placement) -> Self {
-        self.placement = Some(placement);
-        self
-    }
-
     /// Stops [`build`](Self::build) from another thread, before the next tensor.
     pub fn cancel(mut self, cancel: &CancelToken) -> Self {
         self.cancel = cancel.clone();
@@ -497,6 +441,10 @@ impl EngineBuilder {
                 refuse("placement", self.placement.is_none(), &"a placement")?;
                 refuse("plan", self.plan.is_none(), &"a plan")?;
                 refuse("profile", self.profile.is_none(), &"a profile")?;
+                let offload = self.offload.map(Offload::name).unwrap_or_default();
+                refuse("offload", self.offload.is_none(), &offload)?;
+                let device_context = self.device_context.unwrap_or_default();
+                refuse("device_context", self.device_context.is_none(), &device_context)?;
                 (model, None)
             }
             (None, Some(folder)) => (pool.install(|| load(&folder, &options))?, Some(folder)),
@@ -537,6 +485,8 @@ impl EngineBuilder {
         options.placement = self.placement.clone();
         options.plan = self.plan.clone();
         options.profile = self.profile.clone();
+        options.offload = self.offload;
+        options.device_context = self.device_context.or(self.max_context);
         options.progress = self.progress.clone();
         options
     }

@@ -173,7 +173,8 @@
 //! # Split the work with a fast device
 //!
 //! [`EngineBuilder::fast_device`] puts the neurons that fire most on a device and lets it compute them
-//! while the CPU computes the others, layer by layer. [`open_cuda`] gives a GPU, in a build that has
+//! while the CPU computes the others, layer by layer; [`EngineBuilder::offload`] puts attention and head
+//! there, too, or the whole model. [`open_cuda`] gives a GPU, in a build that has
 //! them; a [`StandIn`] is one made of threads of its own, which come on top of the engine's, to build
 //! and test on. The device keeps to its budget, and what it cannot hold is refused while the model
 //! is loaded; a device that fails later makes the request an error. The logits are those of the
@@ -250,8 +251,8 @@ pub use powerinfer_ops::{
 };
 
 pub use powerinfer_core::{
-    ActivationProfile, CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Placement,
-    Plan, PredictionCounts, Sampling, Sparsity, SplitStats, StepStats, TokenLogprobs,
+    ActivationProfile, CancelToken, CausalLm, GenerationStats, LogitsHook, ModelInfo, Offload,
+    Placement, Plan, PredictionCounts, Sampling, Sparsity, SplitStats, StepStats, TokenLogprobs,
 };
 
 pub use powerinfer_models::{MemoryEstimate, PredictorOptions, PredictorSource};

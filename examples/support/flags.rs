@@ -11,8 +11,8 @@ use powerinfer::core::Holding;
 use powerinfer::models::LoadOptions;
 use powerinfer::ops::{Activation, ThreadPool, WeightFormat};
 use powerinfer::{
-    Dtype, Engine, EngineBuilder, FastDevice, KvDtype, Plan, PredictorOptions, PredictorSource,
-    Sparsity, StandIn, StandInOptions, open_cuda,
+    Dtype, Engine, EngineBuilder, FastDevice, KvDtype, Offload, Plan, PredictorOptions,
+    PredictorSource, Sparsity, StandIn, StandInOptions, open_cuda,
 };
 
 use super::report::{Outcome, wrong_usage};
@@ -41,17 +41,26 @@ pub(crate) struct CommonFlags {
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub(crate) threads: Option<NonZeroUsize>,
-    /// cpu; cuda or cuda:N for a GPU beside the CPU; hybrid for the GPU if there is one, else for a
-    /// stand-in that takes one of the threads
+    /// cpu; cuda or cuda:N for a GPU that does all; hybrid for a GPU beside the CPU, or if there is none
+    /// a stand-in that takes one of the threads
     #[arg(long, default_value = "cpu", value_parser = parse_device)]
     pub(crate) device: DeviceFlag,
     /// Memory that the fast device may take, such as 8GiB [default: what is free of a GPU's, half the
     /// model for a stand-in]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) vram_budget: Option<u64>,
-    /// A plan of hot and cold neurons
-    #[arg(long, value_name = "FILE")]
+    /// A plan of what lies on the fast device
+    #[arg(long, value_name = "FILE", conflicts_with = "offload")]
     pub(crate) plan: Option<PathBuf>,
+    /// What goes to the fast device: neurons that fire often; everything, attention and head first, then
+    /// neurons; dense, attention and head only; layers, as many as fit; whole, all of it or an error
+    /// [default: whole with cuda, with hybrid everything on a GPU and neurons on a stand-in]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) offload: Option<Offload>,
+    /// Tokens of the context that the fast device is to have room for, where it holds keys and values
+    /// [default: 2048]
+    #[arg(long, value_name = "N")]
+    pub(crate) device_context: Option<usize>,
     /// Which neurons of each feed-forward network to compute
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) sparsity: SparsityFlag,
@@ -129,12 +138,18 @@ impl CommonFlags {
     /// A builder with threads, dtype and sparsity set and no model yet.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
         let mut builder = self.cpu_builder();
-        let half = || Ok(self.cpu_builder().model(self.model_path()).estimate()?.weight_bytes / 2);
+        let half = || Ok(self.cpu_builder().model(self.model_path()).estimate()?.model_bytes() / 2);
         if let Some(device) = self.fast_device(half)? {
             let threads = self.threads_beside(device.as_ref())?;
             builder = builder.fast_device(device).threads(threads.get());
             if let Some(path) = &self.plan {
                 builder = builder.plan(Plan::load(path)?);
+            }
+            if let Some(offload) = self.offload() {
+                builder = builder.offload(offload);
+            }
+            if let Some(n_tokens) = self.device_context {
+                builder = builder.device_context(n_tokens);
             }
         }
         Ok(builder)
@@ -179,6 +194,15 @@ impl CommonFlags {
         }
     }
 
+    /// What is to go to the fast device, where the device is not to choose.
+    pub(crate) fn offload(&self) -> Option<Offload> {
+        match self.device {
+            // a GPU that was asked for by name is to do all
+            DeviceFlag::Cuda(_) if self.plan.is_none() => self.offload.or(Some(Offload::Whole)),
+            _ => self.offload,
+        }
+    }
+
     /// Threads of the engine: all that were asked for, but for one that a stand-in takes where there
     /// is another.
     pub(crate) fn threads_beside(&self, device: &dyn FastDevice) -> Outcome<NonZeroUsize> {
@@ -191,8 +215,12 @@ impl CommonFlags {
 
     /// An error for flags that nothing comes of on the CPU alone.
     fn refuse_device_flags(&self) -> Outcome<()> {
-        let given =
-            [("--vram-budget", self.vram_budget.is_some()), ("--plan", self.plan.is_some())];
+        let given = [
+            ("--vram-budget", self.vram_budget.is_some()),
+            ("--plan", self.plan.is_some()),
+            ("--offload", self.offload.is_some()),
+            ("--device-context", self.device_context.is_some()),
+        ];
         match given.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => wrong_usage(&format!("{flag} needs --device hybrid or cuda")),
             None => Ok(()),

@@ -543,6 +543,14 @@ pub enum Error {
         /// The names that are known, separated by commas.
         supported: &'static str,
     },
+    /// There is no such way to choose what goes to a fast device.
+    #[error("unknown offload {found:?}, supported: {supported}")]
+    UnknownOffload {
+        /// The name that was given.
+        found: String,
+        /// The names there are, separated by commas.
+        supported: &'static str,
+    },
 }
 
 /// How many names an error message lists before it only counts them.

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use powerinfer_ops::OpError;
 use powerinfer_ops::attention::{KvDtype, KvLayout, KvPage, KvPages, PAGE_LEN};
+use powerinfer_ops::{DeviceSequence, FastDevice, OpError, SequenceShape};
 
 use crate::error::{Error, Result};
 
@@ -45,6 +45,17 @@ impl KvShape {
     }
 }
 
+/// Where the layers of a model have their keys and values.
+#[derive(Debug, Clone)]
+struct KvDevice {
+    device: Arc<dyn FastDevice>,
+    shape: SequenceShape,
+    /// For each layer its place among those of the host; `None` for the device's.
+    host_places: Arc<[Option<usize>]>,
+    /// Shared by clones, as pages are; none before the first reservation.
+    sequence: Option<Arc<dyn DeviceSequence>>,
+}
+
 /// Keys and values of one sequence of tokens, in f32 or f16.
 ///
 /// Memory comes in pages of 64 positions as the sequence grows and goes when it is cut, so a
@@ -54,6 +65,9 @@ impl KvShape {
 /// A forward pass over n tokens calls [`reserve`](Self::reserve) for n, then in each layer
 /// [`write`](Self::write) and reads [`layer`](Self::layer), and at the end
 /// [`commit`](Self::commit). One that fails before that leaves the cache as it was.
+///
+/// Layers whose attention runs on a fast device have their keys and values there, in a
+/// [`sequence`](Self::sequence) that the cache owns; there are no pages for them here.
 ///
 /// # Examples
 /// ```
@@ -73,7 +87,8 @@ impl KvShape {
 #[derive(Clone)]
 pub struct KvCache {
     shape: KvShape,
-    /// Page p of layer l is at `p * n_layers + l`.
+    device: Option<KvDevice>,
+    /// Page p of the host's layer l is at `p * n_host_layers + l`.
     pages: Vec<Arc<KvPage>>,
     len: usize,
     reserved: usize,
@@ -83,7 +98,56 @@ impl KvCache {
     /// An empty cache. Allocates nothing.
     #[must_use]
     pub fn new(shape: KvShape) -> Self {
-        Self { shape, pages: Vec::new(), len: 0, reserved: 0 }
+        Self { shape, device: None, pages: Vec::new(), len: 0, reserved: 0 }
+    }
+
+    /// An empty cache for a model of `d_model` values a token, of which the layers that `on_device` names,
+    /// one entry for each, have their keys and values on a device. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`Error::CacheShape`] if there are more or fewer entries than layers.
+    pub fn with_device(
+        shape: KvShape,
+        d_model: usize,
+        device: Arc<dyn FastDevice>,
+        on_device: &[bool],
+    ) -> Result<Self> {
+        if on_device.len() != shape.n_layers {
+            let (expected, found) = (shape.n_layers, on_device.len());
+            return Err(Error::CacheShape { what: "layers on a device or not", expected, found });
+        }
+        let mut n_host = 0;
+        let host_places = on_device.iter().map(|&on_device| {
+            let place = (!on_device).then_some(n_host);
+            n_host += usize::from(!on_device);
+            place
+        });
+        let host_places = host_places.collect();
+        let n_layers = on_device.iter().filter(|&&on_device| on_device).count();
+        let sequence_shape = SequenceShape { d_model, n_layers, kv: shape.layout() };
+        let device = KvDevice { device, shape: sequence_shape, host_places, sequence: None };
+        Ok(Self { device: Some(device), ..Self::new(shape) })
+    }
+
+    /// What lies on the device, with room reserved for the pass that is under way; `None` if there is no
+    /// device or no pass.
+    pub fn sequence(&mut self) -> Option<&mut (dyn DeviceSequence + 'static)> {
+        let sequence = self.device.as_mut()?.sequence.as_mut()?;
+        // the only one since the reservation
+        Arc::get_mut(sequence).filter(|_| self.reserved > 0)
+    }
+
+    /// Layers whose pages lie here.
+    fn n_host_layers(&self) -> usize {
+        self.shape.n_layers - self.device.as_ref().map_or(0, |device| device.shape.n_layers)
+    }
+
+    /// The place of a layer among those of the host.
+    fn host_place(&self, layer: usize) -> Option<usize> {
+        match &self.device {
+            Some(device) => device.host_places.get(layer).copied().flatten(),
+            None => (layer < self.shape.n_layers).then_some(layer),
+        }
     }
 
     /// Tokens in the cache.
@@ -115,10 +179,17 @@ impl KvCache {
         self.reserved
     }
 
-    /// Memory that keys and values take now, in bytes, pages that clones share counted in each.
+    /// Memory that keys and values take here now, in bytes, pages that clones share counted in each.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.pages.len() * self.shape.layout().page_bytes()
+    }
+
+    /// Memory that they take on a device now, in bytes, with the residual stream of a pass.
+    #[must_use]
+    pub fn device_bytes(&self) -> u64 {
+        let sequence = self.device.as_ref().and_then(|device| device.sequence.as_ref());
+        sequence.map_or(0, |sequence| sequence.size_bytes())
     }
 
     /// What keys and values are held as.
@@ -132,7 +203,18 @@ impl KvCache {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.reserved = 0;
-        self.pages.truncate(self.len.div_ceil(PAGE_LEN).saturating_mul(self.shape.n_layers));
+        self.pages.truncate(self.len.div_ceil(PAGE_LEN).saturating_mul(self.n_host_layers()));
+        let Some(device) = &mut self.device else { return };
+        match &mut device.sequence {
+            sequence if self.len == 0 => *sequence = None,
+            // one that a clone sees, too, is left alone: the next reservation copies what is left here
+            Some(sequence) => {
+                if let Some(sequence) = Arc::get_mut(sequence) {
+                    sequence.truncate(self.len);
+                }
+            }
+            None => {}
+        }
     }
 
     /// Forgets all tokens and frees their memory.
@@ -153,15 +235,19 @@ impl KvCache {
         let (have, max) = (self.len, self.shape.max_context);
         let end = have.checked_add(n_tokens).filter(|end| *end <= max);
         let end = end.ok_or(Error::ContextExceeded { have, requested: n_tokens, max })?;
-        let n_pages = end.div_ceil(PAGE_LEN).saturating_mul(self.shape.n_layers);
+        let n_layers = self.n_host_layers();
+        let n_pages = end.div_ceil(PAGE_LEN).saturating_mul(n_layers);
         while self.pages.len() < n_pages {
             self.pages.push(Arc::new(KvPage::zeroed(self.shape.layout()).map_err(allocation)?));
         }
         // pages that a clone sees, too, and that are to be written on
-        for page in &mut self.pages[have / PAGE_LEN * self.shape.n_layers..] {
+        for page in &mut self.pages[have / PAGE_LEN * n_layers..] {
             if Arc::get_mut(page).is_none() {
                 *page = Arc::new(page.try_clone().map_err(allocation)?);
             }
+        }
+        if let Some(device) = &mut self.device {
+            device.reserve(have)?;
         }
         self.reserved = n_tokens;
         Ok(())
@@ -175,10 +261,9 @@ impl KvCache {
     /// # Errors
     /// [`Error::CacheShape`] if there is no such layer or a slice has another length.
     pub fn write(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> Result<()> {
-        let KvShape { n_layers, n_kv_heads, d_head, .. } = self.shape;
-        if layer >= n_layers {
-            return Err(Error::CacheShape { what: "layer", expected: n_layers, found: layer });
-        }
+        let KvShape { n_layers: expected, n_kv_heads, d_head, .. } = self.shape;
+        let wrong = Error::CacheShape { what: "layer", expected, found: layer };
+        let (n_layers, layer) = (self.n_host_layers(), self.host_place(layer).ok_or(wrong)?);
         // pages of this size exist or there is nothing reserved, so the products fit
         let width = n_kv_heads.saturating_mul(d_head);
         let expected = self.reserved.saturating_mul(width);
@@ -202,11 +287,12 @@ impl KvCache {
     /// The pages of one layer, those of reserved positions included.
     ///
     /// # Panics
-    /// If there is no such layer.
+    /// If there is no such layer, or it is a device's.
     #[must_use]
     pub fn layer(&self, layer: usize) -> LayerPages<'_> {
-        assert!(layer < self.shape.n_layers, "layer {layer} of {}", self.shape.n_layers);
-        LayerPages { cache: self, layer }
+        let place = self.host_place(layer);
+        assert!(place.is_some(), "layer {layer} of {}", self.shape.n_layers);
+        LayerPages { cache: self, place: place.unwrap_or_default() }
     }
 
     /// Ends a forward pass: the reserved tokens are in the cache now.
@@ -223,7 +309,22 @@ impl fmt::Debug for KvCache {
             .field("len", &self.len)
             .field("reserved", &self.reserved)
             .field("size_bytes", &self.size_bytes())
+            .field("device_bytes", &self.device_bytes())
             .finish_non_exhaustive()
+    }
+}
+
+impl KvDevice {
+    /// Makes the sequence the only one, with the first `len` positions.
+    fn reserve(&mut self, len: usize) -> Result<()> {
+        let Some(sequence) = &mut self.sequence else {
+            self.sequence = Some(self.device.sequence(self.shape)?.into());
+            return Ok(());
+        };
+        if Arc::get_mut(sequence).is_none() {
+            *sequence = sequence.try_clone(len)?.into();
+        }
+        Ok(())
     }
 }
 
@@ -240,192 +341,16 @@ fn allocation(error: OpError) -> Error {
 #[derive(Debug, Clone, Copy)]
 pub struct LayerPages<'a> {
     cache: &'a KvCache,
-    layer: usize,
+    place: usize,
 }
 
 impl KvPages for LayerPages<'_> {
     /// # Panics
     /// If no position of that page was ever reserved.
     fn page(&self, index: usize) -> &KvPage {
-        &self.cache.pages[index * self.cache.shape.n_layers + self.layer]
+        &self.cache.pages[index * self.cache.n_host_layers() + self.place]
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const SHAPE: KvShape =
-        KvShape { n_layers: 2, n_kv_heads: 3, d_head: 2, max_context: 300, dtype: KvDtype::F32 };
-    const WIDTH: usize = 6;
-
-    /// A value that says where it belongs.
-    fn value(layer: usize, position: usize, at: usize) -> f32 {
-        (layer * 10_000 + position * 10 + at) as f32
-    }
-
-    fn append(cache: &mut KvCache, n_tokens: usize) {
-        cache.reserve(n_tokens).unwrap();
-        for layer in 0..SHAPE.n_layers {
-            let keys: Vec<f32> = (0..n_tokens * WIDTH)
-                .map(|i| value(layer, cache.len() + i / WIDTH, i % WIDTH))
-                .collect();
-            let values: Vec<f32> = keys.iter().map(|key| -key).collect();
-            cache.write(layer, &keys, &values).unwrap();
-        }
-        cache.commit();
-    }
-
-    fn assert_holds_its_tokens(cache: &KvCache) {
-        for layer in 0..SHAPE.n_layers {
-            let pages = cache.layer(layer);
-            for position in 0..cache.len() {
-                let page = pages.page(position / PAGE_LEN);
-                for head in 0..SHAPE.n_kv_heads {
-                    let expected: Vec<f32> =
-                        (0..2).map(|d| value(layer, position, head * 2 + d)).collect();
-                    let negated: Vec<f32> = expected.iter().map(|key| -key).collect();
-                    assert_eq!(page.key(head, position % PAGE_LEN), expected);
-                    assert_eq!(page.value(head, position % PAGE_LEN), negated);
-                }
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn what_was_written_is_there_however_it_grew_and_was_cut(
-            steps in prop::collection::vec((1usize..100, 0usize..4, 0usize..300), 1..8)
-        ) {
-            let mut cache = KvCache::new(SHAPE);
-            for (n_tokens, kind, len) in steps {
-                match kind {
-                    0 => cache.truncate(len),
-                    // a forward pass that fails half way, having written nonsense
-                    1 if cache.reserve(n_tokens).is_ok() => {
-                        let junk = vec![f32::NAN; n_tokens * WIDTH];
-                        cache.write(0, &junk, &junk).unwrap();
-                        let before = cache.len();
-                        cache.truncate(before);
-                    }
-                    _ if cache.len() + n_tokens <= SHAPE.max_context => append(&mut cache, n_tokens),
-                    _ => {}
-                }
-                assert_holds_its_tokens(&cache);
-                prop_assert_eq!(cache.size_bytes(), SHAPE.size_bytes(cache.len()));
-            }
-        }
-    }
-
-    #[test]
-    fn clones_share_what_is_full_and_go_their_own_ways() {
-        let mut one = KvCache::new(SHAPE);
-        append(&mut one, 100);
-        let mut other = one.clone();
-        let shared = |a: &KvCache, b: &KvCache| {
-            let pairs = a.pages.iter().zip(&b.pages);
-            pairs.map(|(a, b)| Arc::ptr_eq(a, b)).collect::<Vec<_>>()
-        };
-        assert_eq!(shared(&one, &other), [true; 4]);
-        other.reserve(3).unwrap();
-        let junk = [9.0; 3 * WIDTH];
-        other.write(0, &junk, &junk).unwrap();
-        other.commit();
-        assert_eq!(shared(&one, &other), [true, true, false, false]);
-        append(&mut one, 10);
-        assert_holds_its_tokens(&one);
-        other.truncate(100);
-        assert_holds_its_tokens(&other);
-        other.truncate(64);
-        append(&mut other, 20);
-        assert_holds_its_tokens(&other);
-        assert_holds_its_tokens(&one);
-    }
-
-    #[test]
-    fn a_forward_that_was_not_committed_leaves_nothing() {
-        let mut cache = KvCache::new(SHAPE);
-        append(&mut cache, 60);
-        cache.reserve(10).unwrap();
-        cache.write(1, &[f32::NAN; 60], &[f32::NAN; 60]).unwrap();
-        assert_eq!((cache.len(), cache.reserved()), (60, 10));
-        append(&mut cache, 1);
-        assert_holds_its_tokens(&cache);
-    }
-
-    #[test]
-    fn reserved_positions_can_be_read() {
-        let mut cache = KvCache::new(SHAPE);
-        cache.reserve(65).unwrap();
-        cache.write(0, &[1.0; 65 * WIDTH], &[2.0; 65 * WIDTH]).unwrap();
-        let pages = cache.layer(0);
-        assert_eq!(
-            (pages.page(1).key(2, 0), pages.page(1).value(2, 0)),
-            (vec![1.0; 2], vec![2.0; 2])
-        );
-    }
-
-    #[test]
-    fn a_huge_context_reserves_nothing() {
-        let shape = KvShape {
-            n_layers: 4096,
-            n_kv_heads: 64,
-            d_head: 256,
-            max_context: usize::MAX,
-            dtype: KvDtype::F16,
-        };
-        let mut cache = KvCache::new(shape);
-        assert_eq!(cache.size_bytes(), 0);
-        assert!(matches!(
-            KvCache::new(KvShape { n_kv_heads: usize::MAX, ..SHAPE }).reserve(1),
-            Err(Error::Allocation { .. })
-        ));
-        assert!(matches!(
-            KvCache::new(KvShape { n_layers: 0, max_context: 5, ..SHAPE }).reserve(usize::MAX),
-            Err(Error::ContextExceeded { have: 0, requested: usize::MAX, max: 5 })
-        ));
-        cache.clear();
-    }
-
-    #[test]
-    fn the_context_is_filled_to_the_last_token_and_no_further() {
-        let mut cache = KvCache::new(SHAPE);
-        append(&mut cache, 299);
-        assert!(matches!(
-            cache.reserve(2),
-            Err(Error::ContextExceeded { have: 299, requested: 2, max: 300 })
-        ));
-        append(&mut cache, 1);
-        assert!(cache.reserve(1).is_err());
-        assert_eq!(cache.len(), 300);
-        assert_holds_its_tokens(&cache);
-    }
-
-    #[test]
-    fn a_model_without_attention_counts_tokens() {
-        let mut cache = KvCache::new(KvShape { max_context: 100, ..KvShape::default() });
-        cache.reserve(70).unwrap();
-        cache.commit();
-        cache.truncate(65);
-        assert_eq!((cache.len(), cache.size_bytes()), (65, 0));
-        assert!(cache.reserve(36).is_err());
-    }
-
-    #[test]
-    fn wrong_sizes_are_errors() {
-        let mut cache = KvCache::new(SHAPE);
-        cache.reserve(2).unwrap();
-        let (right, wrong) = ([0.0; 12], [0.0; 11]);
-        for (layer, keys, values, what) in [
-            (2, &right[..], &right[..], "layer"),
-            (0, &wrong[..], &right[..], "keys"),
-            (0, &right[..], &wrong[..], "values"),
-        ] {
-            assert!(matches!(
-                cache.write(layer, keys, values),
-                Err(Error::CacheShape { what: named, .. }) if named == what
-            ));
-        }
-    }
-}
+mod tests;

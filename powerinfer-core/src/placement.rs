@@ -1,10 +1,13 @@
-//! Which neurons are hot and which are cold, layer by layer.
+//! Which neurons are hot and which are cold, layer by layer, and where attention and head lie.
 
 mod exact;
 mod file;
 mod firing;
 mod hardware;
 mod hot_set;
+mod offload;
+#[cfg(test)]
+mod offload_tests;
 #[cfg(test)]
 mod paper_tests;
 mod plan;
@@ -19,16 +22,21 @@ use powerinfer_ops::NeuronIds;
 
 use crate::error::{Error, Result};
 pub use hardware::{DeviceMemorySpeed, Hardware};
+pub use offload::Offload;
 pub use plan::{Plan, PlannedDevice, PlannedLayer};
-pub use planner::{Offload, PlanRequest, plan};
+pub use planner::{PlanRequest, plan};
 pub use simulate::{Arrangement, StepTimes, Workload, simulate};
 pub use sizes::{LayerSizes, ModelSizes, PlannedModel};
 pub use skew::Skew;
 
-/// A partition of each layer's neurons into hot and cold (PowerInfer, "Neuron Placement Policy").
+/// A partition of each layer's neurons into hot and cold (PowerInfer, "Neuron Placement Policy"), and what
+/// of the rest lies on the fast device, too.
 ///
 /// Whatever the partition, the logits are the same up to rounding: each side sums its own
 /// neurons, and the two sums are added.
+///
+/// Attention with its norms and its keys and values is one part, never split; the head with the norm before
+/// it is another. Without being told, both stay on the host, as embeddings always do.
 ///
 /// # Examples
 /// ```
@@ -37,16 +45,23 @@ pub use skew::Skew;
 /// let placement = Placement::new(vec![NeuronIds::from_sorted(vec![0, 2])?], 4)?;
 /// assert_eq!(placement.hot(0).as_slice(), &[0, 2]);
 /// assert_eq!(placement.cold(0).as_slice(), &[1, 3]);
+/// assert!(!placement.fast_attention(0));
+/// let placement = placement.with_fast_attention(vec![true])?.with_fast_head(true);
+/// assert!(placement.fast_attention(0) && placement.fast_head());
 /// # Ok::<(), powerinfer_core::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     hot: Vec<NeuronIds>,
     d_ff: usize,
+    /// One a layer.
+    fast_attention: Vec<bool>,
+    fast_head: bool,
 }
 
 impl Placement {
-    /// A partition of layers of `d_ff` neurons; `hot` has one list a layer.
+    /// A partition of layers of `d_ff` neurons; `hot` has one list a layer. Attention and head stay on the
+    /// host.
     ///
     /// # Errors
     /// [`Error::PlacementShape`] if a list names a neuron that is not below `d_ff`.
@@ -57,7 +72,57 @@ impl Placement {
                 return Err(Error::PlacementShape { what, expected: d_ff, found: id as usize + 1 });
             }
         }
-        Ok(Self { hot, d_ff })
+        let fast_attention = vec![false; hot.len()];
+        Ok(Self { hot, d_ff, fast_attention, fast_head: false })
+    }
+
+    /// Everything on the fast device that can lie there.
+    #[must_use]
+    pub fn all_fast(n_layers: usize, d_ff: usize) -> Self {
+        let hot = vec![NeuronIds::all(d_ff); n_layers];
+        Self { hot, d_ff, fast_attention: vec![true; n_layers], fast_head: true }
+    }
+
+    /// Says of each layer whether its attention lies on the fast device, with its norms and its keys and
+    /// values.
+    ///
+    /// # Errors
+    /// [`Error::PlacementShape`] if these are not as many as there are layers.
+    pub fn with_fast_attention(mut self, layers: Vec<bool>) -> Result<Self> {
+        let (expected, found) = (self.n_layers(), layers.len());
+        if expected != found {
+            return Err(Error::PlacementShape { what: "layers", expected, found });
+        }
+        self.fast_attention = layers;
+        Ok(self)
+    }
+
+    /// Says whether the head lies on the fast device, with the norm before it.
+    #[must_use]
+    pub fn with_fast_head(mut self, fast: bool) -> Self {
+        self.fast_head = fast;
+        self
+    }
+
+    /// Whether the attention of a layer lies on the fast device.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    #[must_use]
+    pub fn fast_attention(&self, layer: usize) -> bool {
+        self.fast_attention[layer]
+    }
+
+    /// Layers whose attention lies on the fast device.
+    #[must_use]
+    pub fn n_fast_attention(&self) -> usize {
+        self.fast_attention.iter().filter(|&&fast| fast).count()
+    }
+
+    /// Whether the head lies on the fast device.
+    #[must_use]
+    pub fn fast_head(&self) -> bool {
+        self.fast_head
     }
 
     /// Layers of the partition.
@@ -140,5 +205,22 @@ mod tests {
         placement.check(2, 5).unwrap();
         assert!(matches!(placement.check(3, 5), Err(Error::PlacementShape { what: "layers", .. })));
         assert!(placement.check(2, 6).is_err());
+        assert!(matches!(
+            placement.with_fast_attention(vec![true]),
+            Err(Error::PlacementShape { what: "layers", expected: 2, found: 1 })
+        ));
+    }
+
+    #[test]
+    fn attention_and_head_are_where_they_were_put() {
+        let placement = Placement::new(vec![NeuronIds::new(); 3], 5).unwrap();
+        assert_eq!((placement.n_fast_attention(), placement.fast_head()), (0, false));
+        let placed = placement.with_fast_attention(vec![false, true, false]).unwrap();
+        let found: Vec<bool> = (0..3).map(|layer| placed.fast_attention(layer)).collect();
+        assert_eq!(found, [false, true, false]);
+        assert!(placed.with_fast_head(true).fast_head());
+        let all = Placement::all_fast(2, 5);
+        all.check(2, 5).unwrap();
+        assert!(all.fast_head() && all.n_fast_attention() == 2 && all.cold(1).is_empty());
     }
 }

@@ -82,6 +82,17 @@ pub enum Error {
         /// The density that was asked for.
         found: f64,
     },
+    /// A synthetic model whose firing is to be more skewed than can be.
+    #[error(
+        "skew {found}, expected a share of the neurons from 0.001 to 0.8 that can make 80 % of the \
+         activations at a density of {density}"
+    )]
+    Skew {
+        /// The share that was asked for.
+        found: f64,
+        /// The density that it was asked for at.
+        density: f64,
+    },
     /// A synthetic model that does not exist.
     #[error("unknown synthetic model {found:?}, supported: {supported}")]
     UnknownSynthetic {

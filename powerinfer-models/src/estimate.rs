@@ -1,24 +1,29 @@
 //! What a model takes in memory, known from its headers before anything of it is loaded.
 
+mod tally;
+
 use std::fmt;
 use std::path::Path;
 
-use powerinfer_core::{
-    Error as CoreError, FileDtype, ModelConfig, Result as CoreResult, TensorInfo,
-};
-use powerinfer_core::{GenerationOptions, KvShape, Sparsity, WeightStore};
+use powerinfer_core::{GenerationOptions, KvShape, ModelConfig, Sparsity, WeightStore};
+use powerinfer_ops::LowBitFormat;
 use powerinfer_ops::attention::PAGE_LEN;
-use powerinfer_ops::{LowBitFormat, NeuronMatrix};
 
 use crate::error::Result;
-use crate::load::{LoadOptions, open};
+use crate::gguf_names::Family;
+use crate::load::{LoadOptions, open, resolve, wanted_predictor, with_profile_beside};
+use crate::placing::Placed;
 use crate::predictor::PredictorSource;
+use crate::sizes::part_of;
 use crate::{gguf_names, registry};
+use tally::Tally;
+pub(crate) use tally::tensor_bytes;
 
 /// What a model takes in memory, in bytes, on the CPU. An estimate from above: what is read is
 /// counted as it will be held, padding included, and every buffer at its largest.
 ///
-/// Not counted: the tokenizer, some tens of mebibytes, and the program itself.
+/// What lies on a fast device is no part of it, and neither are weights that are used where they lie in a
+/// file; both are told beside it. Not counted: the tokenizer, some tens of mebibytes, and the program itself.
 ///
 /// # Examples
 /// ```
@@ -34,13 +39,19 @@ use crate::{gguf_names, registry};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// The weights.
+    /// The weights, those that lie on a fast device or in a file left out.
     pub weight_bytes: u64,
+    /// Weights on the fast device, without its padding and scratch memory.
+    pub fast_bytes: u64,
+    /// Weights that are used where they lie in the file. The system keeps as much of them in memory as it has
+    /// room for.
+    pub mapped_bytes: u64,
     /// The predictors, where the model is to run with some.
     pub predictor_bytes: u64,
-    /// What loading takes beside the weights for a while: the largest tensor that is turned round.
+    /// What loading takes beside the weights for a while: the largest tensor that is turned round, and a layer
+    /// of which a part is about to go to a fast device.
     pub load_bytes: u64,
-    /// Keys and values of one token of a context.
+    /// Keys and values of one token of a context, those on a fast device left out.
     pub cache_bytes_per_token: u64,
     /// Activations, logits and scratch memory of one session, once it has run a long prompt.
     pub workspace_bytes: u64,
@@ -49,6 +60,12 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
+    /// All weights, wherever they lie.
+    #[must_use]
+    pub fn model_bytes(&self) -> u64 {
+        self.weight_bytes.saturating_add(self.fast_bytes).saturating_add(self.mapped_bytes)
+    }
+
     /// A session whose context has `n_tokens`: keys and values, in whole pages, and workspace.
     #[must_use]
     pub fn session_bytes(&self, n_tokens: usize) -> u64 {
@@ -70,13 +87,16 @@ impl MemoryEstimate {
 impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let predictors = match self.predictor_bytes {
+        let part = |what: &str, bytes: u64| match bytes {
             0 => String::new(),
-            bytes => format!(", predictors {:.1} MiB", mib(bytes)),
+            bytes => format!(", {what} {:.1} MiB", mib(bytes)),
         };
+        let fast = part("on the fast device", self.fast_bytes);
+        let mapped = part("in the file", self.mapped_bytes);
+        let predictors = part("predictors", self.predictor_bytes);
         write!(
             f,
-            "weights {:.1} MiB{predictors}, a session of {} tokens {:.1} MiB",
+            "weights {:.1} MiB{fast}{mapped}{predictors}, a session of {} tokens {:.1} MiB",
             mib(self.weight_bytes),
             self.max_context,
             mib(self.session_bytes(self.max_context)),
@@ -94,7 +114,7 @@ impl fmt::Display for MemoryEstimate {
 /// As [`load`](crate::load), as far as headers tell.
 pub fn estimate(dir: &Path, options: &LoadOptions) -> Result<MemoryEstimate> {
     let (config, store) = open(dir, options)?;
-    Ok(of_store(&config, &store, options)?)
+    of_store(&config, &store, &*with_profile_beside(dir, options)?)
 }
 
 /// As [`estimate`], of any source of weights.
@@ -102,19 +122,26 @@ pub(crate) fn of_store(
     config: &ModelConfig,
     store: &WeightStore,
     options: &LoadOptions,
-) -> CoreResult<MemoryEstimate> {
+) -> Result<MemoryEstimate> {
     let mut memory = MemoryEstimate { max_context: config.max_context, ..Default::default() };
+    let predictor = wanted_predictor(options, resolve(options, config)?);
+    let placed = Placed::find(config, store, options, predictor.as_ref())?;
+    let placement = placed.as_ref().map(|placed| &placed.placement);
+    let mut tally = Tally::new(config.n_layers, placement, options.fast_device.is_some());
+    let family = Family::of(config);
     let is_ignorable = registry::find(&config.model_type).map(|found| found.is_ignorable);
     for tensor in store.tensors() {
         let ignorable = is_ignorable.is_some_and(|is_ignorable| is_ignorable(&tensor.name));
         if ignorable || gguf_names::is_predictor(&tensor.name) {
             continue;
         }
-        let (held, scratch) = tensor_bytes(tensor, config, options)?;
-        memory.weight_bytes = memory.weight_bytes.saturating_add(held);
-        memory.load_bytes = memory.load_bytes.max(scratch);
+        let is_mapped = store.source().mapped(&tensor.name).is_some();
+        let bytes = tensor_bytes(tensor, config, options)?;
+        tally.add(&mut memory, &part_of(family, &tensor.name), bytes, is_mapped);
     }
-    let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
+    memory.load_bytes = tally.load_bytes();
+    let n_layers = config.n_layers.saturating_sub(tally.n_fast_attention());
+    let kv = KvShape { dtype: options.kv_dtype, n_layers, ..config.kv_shape() };
     memory.cache_bytes_per_token = kv.size_bytes(PAGE_LEN).div_ceil(PAGE_LEN) as u64;
     memory.workspace_bytes = workspace_bytes(config);
     memory.predictor_bytes = predictor_bytes(config, store, options);
@@ -156,47 +183,6 @@ pub(crate) fn predictor_bytes(
             .filter_map(|layer| folder.join(format!("model_{layer}.pt")).metadata().ok())
             .map(|file| 2 * file.len())
             .sum(),
-    }
-}
-
-/// Bytes that a tensor is held in, and bytes beside it while it is read.
-pub(crate) fn tensor_bytes(
-    tensor: &TensorInfo,
-    config: &ModelConfig,
-    options: &LoadOptions,
-) -> CoreResult<(u64, u64)> {
-    let FileDtype::Weights(stored) = tensor.dtype else {
-        return Ok((0, 0)); // loading refuses it, if it is needed
-    };
-    match *tensor.shape.as_slice() {
-        [rows, columns] => {
-            let format = options.dtype.unwrap_or(stored);
-            // a quantised down projection stays as it is
-            let quantised = [stored, format].iter().all(|format| format.block_len() > 1);
-            let stays = quantised && !options.requantise_down;
-            // what files hold a neuron a column
-            let turned = [rows, columns] == [config.d_model, config.d_ff] && !stays;
-            let [n_neurons, width] = if turned { [columns, rows] } else { [rows, columns] };
-            let held = NeuronMatrix::resident_bytes(format, n_neurons, width)
-                // a table of positions that stays in the file's type, or an error of the loading
-                .or_else(|_| NeuronMatrix::resident_bytes(stored, n_neurons, width))?;
-            // queries, keys and values in one tensor are taken apart
-            let heads = config.n_heads + 2 * config.n_kv_heads;
-            let fused = [rows, columns] == [heads * config.d_head, config.d_model];
-            let scratch = match (turned, fused) {
-                (true, _) => stored.row_bytes(columns)?.saturating_mul(rows),
-                (false, true) => held,
-                (false, false) => 0,
-            };
-            Ok((held as u64, scratch as u64))
-        }
-        [len] => Ok(((len as u64).saturating_mul(size_of::<f32>() as u64), 0)),
-        _ => Err(CoreError::TensorShape {
-            path: "the model".into(),
-            name: tensor.name.clone(),
-            expected: vec![0, 0],
-            found: tensor.shape.clone(),
-        }),
     }
 }
 
@@ -254,6 +240,8 @@ mod tests {
     fn a_session_is_counted_in_whole_pages_up_to_the_context() {
         let memory = MemoryEstimate {
             weight_bytes: 900,
+            fast_bytes: 1 << 40,
+            mapped_bytes: 1 << 40,
             predictor_bytes: 100,
             load_bytes: 5000,
             cache_bytes_per_token: 10,

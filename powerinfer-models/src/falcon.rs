@@ -19,7 +19,8 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
     let position = Position::new(&config.position, config.d_head, None);
     let mut blocks = Vec::new();
     for layer in 0..config.n_layers {
-        blocks.push(block(config, layer, loader)?);
+        let block = block(config, layer, loader)?;
+        blocks.push(loader.place(layer, block, &config.position)?);
     }
     let norm = norm(config, "transformer.ln_f", loader)?;
     let head = Head::load("lm_head.weight", &embedding, config.tie_word_embeddings, loader)?;

@@ -5,6 +5,7 @@
 mod attention;
 mod block;
 mod decoder;
+mod device_block;
 mod embedding;
 mod ffn_shard;
 mod head;
@@ -19,6 +20,7 @@ mod split_predictor;
 pub use attention::{Attention, AttentionHeads, Projections};
 pub use block::{Block, BlockNorms, Pass};
 pub use decoder::Decoder;
+pub use device_block::{DeviceBlock, PlacedBlock};
 pub use embedding::Embedding;
 pub use ffn_shard::FfnShard;
 pub use head::Head;

@@ -16,7 +16,8 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
         Embedding::new(loader.matrix("model.embed_tokens.weight", config.vocab_size, d_model)?);
     let mut blocks = Vec::new();
     for layer in 0..config.n_layers {
-        blocks.push(block(config, layer, loader)?);
+        let block = block(config, layer, loader)?;
+        blocks.push(loader.place(layer, block, &config.position)?);
     }
     let norm = loader.rms_norm("model.norm", d_model, eps)?;
     let head = Head::load("lm_head.weight", &embedding, config.tie_word_embeddings, loader)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use powerinfer_core::{
     ActivationProfile, CancelToken, CausalLm, Error as CoreError, Holding, KvShape, LoadProgress,
-    ModelConfig, Placement, Plan, Sparsity, WeightStore,
+    ModelConfig, Offload, Placement, Plan, Sparsity, WeightStore,
 };
 use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{Activation, FastDevice, WeightFormat};
@@ -26,15 +26,25 @@ pub struct LoadOptions {
     pub dtype: Option<WeightFormat>,
     /// Which neurons are computed.
     pub sparsity: Sparsity,
-    /// Which neurons are hot, going before a plan; `None` without plan and fast device keeps all
-    /// neurons of a layer together.
+    /// What lies on the fast device, going before a plan; `None` without plan and fast device keeps all
+    /// neurons of a layer together. Without a fast device both parts of a layer's neurons are the CPU's,
+    /// and so is everything else.
     pub placement: Option<Placement>,
-    /// A plan that says which neurons are hot; refused if it is that of another model or takes more
+    /// A plan that says what lies on the fast device; refused if it is that of another model or takes more
     /// than the fast device has left of its budget.
     pub plan: Option<Plan>,
-    /// Where hot neurons lie and run while the CPU runs the others; `None` leaves them to the CPU. With
-    /// neither placement nor plan, those that fire most are hot, as many as the budget allows.
+    /// Where hot neurons lie and run while the CPU runs the others, and dense parts if the device runs
+    /// them; `None` leaves all to the CPU. With neither placement nor plan, [`offload`](Self::offload)
+    /// says what goes there.
     pub fast_device: Option<Arc<dyn FastDevice>>,
+    /// What goes to the fast device, as much as its budget allows. `None` is [`Offload::Everything`] on a GPU that
+    /// runs dense parts, and [`Offload::Neurons`] on one that does not and on a
+    /// [`StandIn`](powerinfer_ops::StandIn), which is no faster than the CPU.
+    pub offload: Option<Offload>,
+    /// Tokens of the contexts whose keys and values the fast device's budget is to have room for, all
+    /// sequences taken together: 2048 by default, and never more than the model's. A context that outgrows
+    /// the budget is refused with [`OpError::DeviceBudget`](powerinfer_ops::OpError::DeviceBudget).
+    pub device_context: Option<usize>,
     /// How often each neuron fires, to choose hot ones by. `None` takes
     /// `activation_counts.safetensors` in the model's folder, or `NAME.activation_counts.safetensors`
     /// beside a file `NAME.gguf`; where there is none, all neurons count alike.
@@ -175,6 +185,20 @@ impl LoadOptions {
         self
     }
 
+    /// Says what goes to the fast device.
+    #[must_use]
+    pub fn with_offload(mut self, offload: Offload) -> Self {
+        self.offload = Some(offload);
+        self
+    }
+
+    /// Says for how many tokens the fast device is to have room.
+    #[must_use]
+    pub fn with_device_context(mut self, n_tokens: usize) -> Self {
+        self.device_context = Some(n_tokens);
+        self
+    }
+
     /// Puts the hot neurons on a device.
     #[must_use]
     pub fn with_fast_device(mut self, device: Arc<dyn FastDevice>) -> Self {
@@ -224,7 +248,10 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn CausalLm>> {
 }
 
 /// The options with the profile that lies beside the model, where one is needed and none was given.
-fn with_profile_beside<'a>(path: &Path, options: &'a LoadOptions) -> Result<Cow<'a, LoadOptions>> {
+pub(crate) fn with_profile_beside<'a>(
+    path: &Path,
+    options: &'a LoadOptions,
+) -> Result<Cow<'a, LoadOptions>> {
     let is_planned = options.placement.is_some() || options.plan.is_some();
     if is_planned || options.fast_device.is_none() || options.profile.is_some() {
         return Ok(Cow::Borrowed(options));
@@ -270,10 +297,7 @@ pub(crate) fn build(
         supported: registry::supported_model_types().join(", "),
     })?;
     let sparsity = resolve(options, config)?;
-    let predictor = match (&options.predictor, sparsity) {
-        (None, Sparsity::Predicted) => Some(PredictorOptions::default()),
-        (given, _) => given.clone(),
-    };
+    let predictor = wanted_predictor(options, sparsity);
     let is_ignorable =
         |name: &str| (architecture.is_ignorable)(name) || gguf_names::is_predictor(name);
     if let Some(progress) = &options.progress {
@@ -298,6 +322,10 @@ pub(crate) fn build(
     }
     let mut model = (architecture.build)(config, &mut loader)?;
     let loaded = loader.finish();
+    if let Some(device) = &options.fast_device {
+        let with_head = placement.is_some_and(Placement::fast_head);
+        model.put_on(device, with_head)?;
+    }
     let ignored = store.finish(&is_ignorable)?;
     let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);
@@ -305,17 +333,29 @@ pub(crate) fn build(
         let notes = try_out(&mut model, predictor, whole)?;
         model.add_notes(notes);
     }
-    if let Some(note) = placed.and_then(|placed| placed.note) {
-        model.add_notes(vec![note]);
+    let context_bytes = placed.as_ref().map_or(0, |placed| placed.context_bytes);
+    if let Some(placed) = placed {
+        model.add_notes(placed.notes);
     }
     if let Some(device) = &options.fast_device {
-        model.settle_on(device.as_ref())?;
+        model.settle_on(device.as_ref(), context_bytes)?;
     }
     Ok(Box::new(model))
 }
 
+/// The predictor that was asked for, or that a mode cannot do without.
+pub(crate) fn wanted_predictor(
+    options: &LoadOptions,
+    sparsity: Sparsity,
+) -> Option<PredictorOptions> {
+    match (&options.predictor, sparsity) {
+        (None, Sparsity::Predicted) => Some(PredictorOptions::default()),
+        (given, _) => given.clone(),
+    }
+}
+
 /// What a mode means for a model.
-fn resolve(options: &LoadOptions, config: &ModelConfig) -> Result<Sparsity> {
+pub(crate) fn resolve(options: &LoadOptions, config: &ModelConfig) -> Result<Sparsity> {
     let activation = config.activation;
     let given = options.predictor.is_some();
     let sparsity = match options.sparsity {

@@ -1,5 +1,7 @@
 //! Takes layers out of a weight store and keeps count of what they hold.
 
+mod place;
+
 use std::sync::Arc;
 
 use powerinfer_core::{

@@ -31,7 +31,8 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
     let position = Position::new(&config.position, config.d_head, positions);
     let mut blocks = Vec::new();
     for layer in 0..config.n_layers {
-        blocks.push(block(config, layer, loader)?);
+        let block = block(config, layer, loader)?;
+        blocks.push(loader.place(layer, block, &config.position)?);
     }
     let mut norm = None;
     if config.final_norm {

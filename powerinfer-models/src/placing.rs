@@ -1,13 +1,13 @@
-//! Which neurons lie on the fast device: those that the caller or a plan names, or those that a plan
-//! made here does.
+//! What lies on the fast device: what the caller or a plan names, or what a plan made here does.
 
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
-    ActivationProfile, Hardware, ModelConfig, ModelInfo, ModelSizes, Placement, Plan, PlanRequest,
-    Result, WeightStore, plan,
+    ActivationProfile, Hardware, ModelConfig, ModelInfo, ModelSizes, Offload, Placement, Plan,
+    PlanRequest, Result, WeightStore, plan,
 };
-use powerinfer_ops::{FastDevice, LowBitMatrix};
+use powerinfer_ops::attention::KvLayout;
+use powerinfer_ops::{FastDevice, LowBitMatrix, OpError, SequenceShape, StandIn};
 
 use crate::load::LoadOptions;
 use crate::predictor::PredictorOptions;
@@ -16,70 +16,228 @@ use crate::sizes;
 /// The file beside a model that has its profile: of this name in a folder, after the name and a dot
 /// for a file.
 const PROFILE_FILE: &str = "activation_counts.safetensors";
+/// Tokens whose keys and values a budget leaves room for, unless told otherwise.
+const CONTEXT: usize = 2048;
+/// Tokens of the longest pass that a budget leaves room for: no chunk of a prompt is longer, and neither
+/// are the windows of a perplexity unless somebody asks for it.
+const PASS_TOKENS: usize = 512;
 
-/// Hot and cold, and what is known of them.
+/// What lies where, and what is known of it.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) placement: Placement,
     /// Share of the hot neurons of each layer that fires for a token; empty if nothing is known.
     pub(crate) hot_densities: Vec<f64>,
     /// What is worth knowing about it.
-    pub(crate) note: Option<String>,
+    pub(crate) notes: Vec<String>,
+    /// What is to be left of the device's budget for a context.
+    pub(crate) context_bytes: u64,
 }
 
 impl Placed {
-    /// The partition for a model that is about to be loaded; `None` if nobody asked for one.
+    /// The placement for a model that is about to be loaded; `None` if nobody asked for one.
     pub(crate) fn find(
         config: &ModelConfig,
         store: &WeightStore,
         options: &LoadOptions,
         predictor: Option<&PredictorOptions>,
     ) -> Result<Option<Self>> {
-        let device = options.fast_device.as_deref();
         if let Some(placement) = &options.placement {
             placement.check(config.n_layers, config.d_ff)?;
-            let placement = placement.clone();
-            return Ok(Some(Self { placement, hot_densities: Vec::new(), note: None }));
-        }
-        if options.plan.is_none() && device.is_none() {
+        } else if options.plan.is_none() && options.fast_device.is_none() {
             return Ok(None);
         }
         let sizes = sizes::of_store(config, store, options)?;
-        let budget_bytes = device.map_or(u64::MAX, |device| {
-            let memory = device.memory();
-            memory.budget_bytes.saturating_sub(memory.held_bytes)
-        });
-        if let Some(plan) = &options.plan {
-            let note = plan.check(&sizes, budget_bytes)?;
-            return Self::of(plan, &sizes, note).map(Some);
-        }
-        let Some(device) = device else { return Ok(None) };
-        let Some(profile) = &options.profile else {
-            let profile = even_profile(&sizes)?;
-            let plan = make(&sizes, &profile, device, budget_bytes, predictor)?;
-            let note = "no profile beside the model: all neurons count as equally hot".to_owned();
-            let placed = Self::of(&plan, &sizes, Some(note))?.noting_an_idle_device(budget_bytes);
-            return Ok(Some(Self { hot_densities: Vec::new(), ..placed }));
+        let task = Task { sizes: &sizes, options, predictor };
+        let Some(device) = options.fast_device.as_deref() else {
+            return task.given(u64::MAX)?.map(Self::on_the_host).transpose();
         };
-        let plan = make(&sizes, profile, device, budget_bytes, predictor)?;
-        Ok(Some(Self::of(&plan, &sizes, None)?.noting_an_idle_device(budget_bytes)))
+        let memory = device.memory();
+        let budget_bytes = memory.budget_bytes.saturating_sub(memory.held_bytes);
+        let mut placed = match task.given(budget_bytes)? {
+            Some(given) => given,
+            None => task.planned(device, budget_bytes)?,
+        };
+        if placed.has_dense_parts() && !device.runs_dense_parts() {
+            return Err(OpError::NoDenseParts { device: device.name().to_owned() }.into());
+        }
+        placed.context_bytes = task.sequence_bytes(device, &placed.placement);
+        placed.notes.insert(0, placed.describe(device.name(), budget_bytes));
+        Ok(Some(placed))
     }
 
-    /// Says so if the budget is too small for any neuron.
-    fn noting_an_idle_device(mut self, budget_bytes: u64) -> Self {
-        let idle = (0..self.placement.n_layers()).all(|l| self.placement.hot(l).is_empty());
-        if idle {
-            self.note = Some(format!(
-                "no neurons fit the fast device's {budget_bytes} bytes, which scratch memory is \
-                 part of: all run on the CPU"
-            ));
-        }
-        self
+    fn new(placement: Placement) -> Self {
+        Self { placement, hot_densities: Vec::new(), notes: Vec::new(), context_bytes: 0 }
     }
 
     fn of(plan: &Plan, sizes: &ModelSizes, note: Option<String>) -> Result<Self> {
-        let hot_densities = plan.layers.iter().map(|layer| layer.hot_density).collect();
-        Ok(Self { placement: plan.placement(&sizes.model)?, hot_densities, note })
+        Ok(Self {
+            hot_densities: plan.layers.iter().map(|layer| layer.hot_density).collect(),
+            notes: note.into_iter().collect(),
+            ..Self::new(plan.placement(&sizes.model)?)
+        })
+    }
+
+    fn has_dense_parts(&self) -> bool {
+        self.placement.n_fast_attention() > 0 || self.placement.fast_head()
+    }
+
+    /// Both sides of the partition for the CPU, where everything else is, too.
+    fn on_the_host(mut self) -> Result<Self> {
+        let none = vec![false; self.placement.n_layers()];
+        self.placement = self.placement.with_fast_attention(none)?.with_fast_head(false);
+        Ok(self)
+    }
+
+    /// What lies where, in a sentence.
+    fn describe(&self, device: &str, budget_bytes: u64) -> String {
+        let Self { placement, .. } = self;
+        let n_layers = placement.n_layers();
+        let hot: usize = (0..n_layers).map(|layer| placement.hot(layer).len()).sum();
+        if hot == 0 && !self.has_dense_parts() {
+            return format!(
+                "no neurons fit the fast device's {budget_bytes} bytes, which scratch memory is \
+                 part of: all run on the CPU"
+            );
+        }
+        let mut parts = Vec::new();
+        let all = n_layers * placement.d_ff();
+        match hot {
+            0 => {}
+            hot if hot == all => parts.push("all neurons".to_owned()),
+            hot => parts.push(format!("{:.1} % of the neurons", 100.0 * hot as f64 / all as f64)),
+        }
+        match placement.n_fast_attention() {
+            0 => {}
+            n if n == n_layers => parts.push("all attention".to_owned()),
+            n => parts.push(format!("the attention of {n} of {n_layers} layers")),
+        }
+        if placement.fast_head() {
+            parts.push("the head".to_owned());
+        }
+        let rest = if hot == all && placement.n_fast_attention() == n_layers {
+            ""
+        } else {
+            " and the rest"
+        };
+        let last = parts.pop().unwrap_or_default();
+        let list = match parts.is_empty() {
+            true => last,
+            false => format!("{} and {last}", parts.join(", ")),
+        };
+        format!("{device} has {list}, the CPU the embeddings{rest}")
+    }
+}
+
+/// A model that is about to be loaded.
+struct Task<'a> {
+    sizes: &'a ModelSizes,
+    options: &'a LoadOptions,
+    predictor: Option<&'a PredictorOptions>,
+}
+
+impl Task<'_> {
+    /// What the options name.
+    fn given(&self, budget_bytes: u64) -> Result<Option<Placed>> {
+        let Self { sizes, options, .. } = *self;
+        if let Some(placement) = &options.placement {
+            return Ok(Some(Placed::new(placement.clone())));
+        }
+        let Some(plan) = &options.plan else { return Ok(None) };
+        let note = plan.check(sizes, budget_bytes)?;
+        Placed::of(plan, sizes, note).map(Some)
+    }
+
+    /// What a plan made here says.
+    fn planned(&self, device: &dyn FastDevice, budget_bytes: u64) -> Result<Placed> {
+        let Self { sizes, options, .. } = *self;
+        let Some(profile) = &options.profile else {
+            let plan = self.plan(&even_profile(sizes)?, device, budget_bytes)?;
+            let note = "no profile beside the model: all neurons count as equally hot".to_owned();
+            let placed = Placed::of(&plan, sizes, Some(note))?;
+            return Ok(Placed { hot_densities: Vec::new(), ..placed });
+        };
+        Placed::of(&self.plan(profile, device, budget_bytes)?, sizes, None)
+    }
+
+    /// As the options say how to offload. Whether a layer's hot neurons pay for the synchronisation is not
+    /// asked: the speed of the device is not known here, as it is to a plan that names its hardware.
+    fn plan(
+        &self,
+        profile: &ActivationProfile,
+        device: &dyn FastDevice,
+        budget_bytes: u64,
+    ) -> Result<Plan> {
+        let sizes = self.sizes;
+        let mut hardware = Hardware::preset(Hardware::PRESETS[0])?;
+        device.name().clone_into(&mut hardware.name);
+        (hardware.fast.capacity_bytes, hardware.host.capacity_bytes) = (u64::MAX, u64::MAX);
+        let (d_ff, d_model) = (sizes.model.d_ff, sizes.model.d_model);
+        let offload = self.options.offload.unwrap_or_else(|| default_offload(device));
+        let mut workspace_bytes = device.workspace_bytes(d_ff, d_model, 0);
+        if offload.has_dense_parts() {
+            if !device.runs_dense_parts() {
+                return Err(OpError::NoDenseParts { device: device.name().to_owned() }.into());
+            }
+            workspace_bytes = workspace_bytes.saturating_add(self.beside_the_cache(device));
+        }
+        let mut request = PlanRequest::new(sizes, profile, &hardware, budget_bytes)
+            .with_offload(offload)
+            .with_context(self.context())
+            .with_workspace_bytes(workspace_bytes)
+            .with_whole_predictors(false)
+            .with_sync_rule(false);
+        // the rows of trained predictors are as long as their file says: they take what is left
+        let made = self.predictor.and_then(|predictor| predictor.bits_of_copy(row_bits(sizes)));
+        if let Some(bits) = made {
+            request = request.with_hot_predictor(LowBitMatrix::row_bytes(bits, d_model) as u64);
+        }
+        plan(&request)
+    }
+
+    /// Tokens that the device is to have room for.
+    fn context(&self) -> usize {
+        let max_context = self.sizes.kv.max_context;
+        self.options.device_context.unwrap_or(CONTEXT).min(max_context)
+    }
+
+    /// Bytes on the device of a sequence with so many layers there.
+    fn bytes_of_layers(&self, device: &dyn FastDevice, n_layers: usize) -> u64 {
+        let kv = &self.sizes.kv;
+        let shape = SequenceShape {
+            d_model: self.sizes.model.d_model,
+            n_layers,
+            kv: KvLayout { n_kv_heads: kv.n_kv_heads, d_head: kv.d_head, dtype: kv.dtype },
+        };
+        let context = self.context();
+        device.sequence_bytes(shape, context, context.min(PASS_TOKENS))
+    }
+
+    /// What a sequence takes beside the keys and values that a plan counts: at most that of none or of all
+    /// layers, since it grows evenly with them.
+    fn beside_the_cache(&self, device: &dyn FastDevice) -> u64 {
+        let n_layers = self.sizes.layers.len();
+        let counted = self.sizes.layer_kv_bytes(self.context()).saturating_mul(n_layers as u64);
+        let beside_all = self.bytes_of_layers(device, n_layers).saturating_sub(counted);
+        self.bytes_of_layers(device, 0).max(beside_all)
+    }
+
+    /// What a sequence takes on the device.
+    fn sequence_bytes(&self, device: &dyn FastDevice, placement: &Placement) -> u64 {
+        match placement.n_fast_attention() {
+            0 if !placement.fast_head() => 0,
+            n_layers => self.bytes_of_layers(device, n_layers),
+        }
+    }
+}
+
+/// How to offload unless told: everything that fits, what is read for every token first, where the device runs
+/// it. A stand-in computes with the CPU's own cores: while it works on attention nothing else does, so it
+/// gets neurons only, which both sides work on at once.
+pub(crate) fn default_offload(device: &dyn FastDevice) -> Offload {
+    match device.runs_dense_parts() && device.name() != StandIn::NAME {
+        true => Offload::Everything,
+        false => Offload::Neurons,
     }
 }
 
@@ -97,30 +255,6 @@ pub fn profile_path(model: &Path) -> PathBuf {
 pub(crate) fn profile_beside(model: &Path) -> Result<Option<ActivationProfile>> {
     let path = profile_path(model);
     path.is_file().then(|| ActivationProfile::load(&path)).transpose()
-}
-
-/// The neurons that fire most, as many as fit. Whether a layer's pay for the synchronisation is
-/// not asked: the speed of the device is not known here, as it is to a plan that names its hardware.
-fn make(
-    sizes: &ModelSizes,
-    profile: &ActivationProfile,
-    device: &dyn FastDevice,
-    budget_bytes: u64,
-    predictor: Option<&PredictorOptions>,
-) -> Result<Plan> {
-    let mut hardware = Hardware::preset(Hardware::PRESETS[0])?;
-    device.name().clone_into(&mut hardware.name);
-    (hardware.fast.capacity_bytes, hardware.host.capacity_bytes) = (u64::MAX, u64::MAX);
-    let (d_ff, d_model) = (sizes.model.d_ff, sizes.model.d_model);
-    let mut request = PlanRequest::new(sizes, profile, &hardware, budget_bytes)
-        .with_workspace_bytes(device.workspace_bytes(d_ff, d_model, 0))
-        .with_sync_rule(false);
-    // the rows of trained predictors are as long as their file says: they take what is left
-    let made = predictor.and_then(|predictor| predictor.bits_of_copy(row_bits(sizes)));
-    if let Some(bits) = made {
-        request = request.with_hot_predictor(LowBitMatrix::row_bytes(bits, d_model) as u64);
-    }
-    plan(&request)
 }
 
 /// Bits a weight of the first layer's gate.
@@ -141,3 +275,6 @@ fn even_profile(sizes: &ModelSizes) -> Result<ActivationProfile> {
     profile.add_tokens(1);
     Ok(profile)
 }
+
+#[cfg(test)]
+mod tests;

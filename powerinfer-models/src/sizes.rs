@@ -73,7 +73,7 @@ pub(crate) fn of_store(
             continue;
         }
         sample(&mut digest, tensor, store)?;
-        let (bytes, _) = tensor_bytes(tensor, config, options)?;
+        let bytes = tensor_bytes(tensor, config, options)?.held;
         match part_of(family, &tensor.name) {
             Part::Embedding => sizes.embedding_bytes += bytes,
             Part::Head { logits } => {
@@ -103,8 +103,7 @@ pub(crate) fn of_store(
         }
     }
     if sizes.tied_head {
-        let (table, _) = table_bytes(config, store, options)?;
-        sizes.head_bytes += table;
+        sizes.head_bytes += table_bytes(config, store, options)?;
     }
     sizes.model.ffn_tensors.sort_unstable();
     sizes.model.digest = digest.name();
@@ -117,7 +116,7 @@ pub(crate) fn of_store(
 }
 
 /// What a tensor is for.
-enum Part {
+pub(crate) enum Part {
     Embedding,
     /// The head, a norm before it, or what else is there once.
     Head {
@@ -133,7 +132,7 @@ enum Part {
     },
 }
 
-fn part_of(family: &Family, name: &str) -> Part {
+pub(crate) fn part_of(family: &Family, name: &str) -> Part {
     let rooted = format!("model.{name}");
     // files of OPT's bare decoder leave `model.` out
     let target = family.target(name).or_else(|| family.target(&rooted));
@@ -160,11 +159,11 @@ fn table_bytes(
     config: &ModelConfig,
     store: &WeightStore,
     options: &LoadOptions,
-) -> CoreResult<(u64, u64)> {
+) -> CoreResult<u64> {
     let is_table = |tensor: &&TensorInfo| tensor.shape == [config.vocab_size, config.d_embedding];
     match store.tensors().find(is_table) {
-        Some(tensor) => tensor_bytes(tensor, config, options),
-        None => Ok((0, 0)),
+        Some(tensor) => Ok(tensor_bytes(tensor, config, options)?.held),
+        None => Ok(0),
     }
 }
 

@@ -6,22 +6,35 @@
 //! their first value, a negative multiple of what makes a random product exceed the constant with
 //! the chosen probability. What attention and feed-forward networks add to the stream is kept
 //! small, so that the share is the same in every layer.
+//!
+//! With a [`skew`](Synthetic::with_skew) each gate row has a multiple of its own, so that some neurons fire
+//! often and most seldom, as in trained models; which ones is scattered over a layer and another set in each.
 
+mod rates;
+mod recipe;
+mod repeated;
 mod shape;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, FileDtype, ModelConfig, ModelSizes, TensorInfo, TensorSource,
-    WeightStore, write_safetensors,
+    ActivationProfile, CausalLm, Error as CoreError, FileDtype, ModelConfig, ModelSizes, Skew,
+    TensorInfo, TensorSource, WeightStore, write_safetensors,
 };
 use powerinfer_ops::{WeightFormat, par_fill};
 
 use crate::error::{Error, Result};
+use crate::gguf_names::by_neuron;
 use crate::load::{LoadOptions, build};
 use crate::{registry, sizes};
+use rates::Rates;
+pub(crate) use rates::normal_quantile;
+pub(crate) use recipe::nearly_normal;
+use recipe::{First, Recipe, mix};
+use repeated::Repeated;
 pub use shape::SyntheticShape;
 use shape::{Role, Sizes};
 
@@ -29,6 +42,9 @@ use shape::{Role, Sizes};
 const ADDED: f32 = 0.02;
 /// Values that are generated at once by one thread.
 const PIECE_VALUES: usize = 1 << 16;
+
+/// A share of the neurons that makes 80 % of the activations at which all fire alike.
+const NO_SKEW: f64 = 0.8;
 
 /// A model with random weights.
 ///
@@ -47,6 +63,14 @@ pub struct Synthetic {
     seed: u64,
     format: WeightFormat,
     roles: BTreeMap<String, Role>,
+    hot_share_80: f64,
+    /// `None`: all neurons fire alike.
+    rates: Option<Arc<Rates>>,
+    /// Whether down projections are given a neuron a row, as in files of GGUF: the same values, and
+    /// nothing to turn round.
+    by_neuron: bool,
+    /// `None`: every layer has values of its own.
+    repeated: Option<Repeated>,
 }
 
 impl Synthetic {
@@ -60,11 +84,72 @@ impl Synthetic {
             return Err(Error::Density { found: density });
         }
         let roles = shape.tensors().into_iter().collect();
-        Ok(Self { shape, density, seed, format: WeightFormat::F16, roles })
+        Ok(Self {
+            shape,
+            density,
+            seed,
+            format: WeightFormat::F16,
+            roles,
+            hot_share_80: NO_SKEW,
+            rates: None,
+            by_neuron: false,
+            repeated: None,
+        })
+    }
+
+    /// Lets a share of `hot_share_80` of the neurons make 80 % of the activations, the hottest most and the others
+    /// ever less, as [`Skew`] has it. Near 0.8 all neurons fire alike, as they do without this.
+    ///
+    /// # Errors
+    /// [`Error::Skew`] if the share does not lie between 0.001 and 0.8, or if it cannot be had at this
+    /// density: no neuron fires more often than always.
+    ///
+    /// # Examples
+    /// ```
+    /// use powerinfer_models::synthetic::{Synthetic, SyntheticShape};
+    /// let synthetic = Synthetic::new(SyntheticShape::Tiny, 0.03, 1)?.with_skew(0.17)?;
+    /// let profile = synthetic.profile()?;
+    /// assert!((profile.hot_share(0, 0.8) - 0.17).abs() < 0.01);
+    /// # Ok::<(), powerinfer_models::Error>(())
+    /// ```
+    pub fn with_skew(mut self, hot_share_80: f64) -> Result<Self> {
+        let refused = Err(Error::Skew { found: hot_share_80, density: self.density });
+        if !(0.001..=NO_SKEW).contains(&hot_share_80) {
+            return refused;
+        }
+        self.hot_share_80 = hot_share_80;
+        let profile = self.profile()?;
+        let is_skewed = (profile.hot_share(0, 0.8) - hot_share_80).abs() < 0.02;
+        let is_dense = (profile.density(0) / self.density - 1.0).abs() < 0.02;
+        if !is_skewed || !is_dense {
+            return refused;
+        }
+        self.rates = Some(Arc::new(Rates::of(&profile)));
+        Ok(self)
+    }
+
+    /// Makes the values of `n_layers` layers only, which the others repeat, so that a large model is there in
+    /// the time that copying it takes. Every layer still has memory of its own and neurons that fire as
+    /// often as [its own](Self::profile) do: speeds are those of a model without this. What was made is kept
+    /// until the last clone of this is gone.
+    #[must_use]
+    pub fn with_distinct_layers(mut self, n_layers: usize) -> Self {
+        self.repeated = Some(Repeated::new(n_layers));
+        self
+    }
+
+    /// How often its neurons fire, known without running it: what a plan is made from.
+    ///
+    /// # Errors
+    /// As [`sizes`](Self::sizes).
+    pub fn profile(&self) -> Result<ActivationProfile> {
+        let skew = Skew { density: self.density, hot_share_80: self.hot_share_80 };
+        Ok(skew.profile(&self.sizes(&LoadOptions::default())?.model)?)
     }
 
     /// Makes the model, in the format of the options or else in f16. Quantised weights are made
-    /// in f16 and quantised as those of a file would be.
+    /// in f16 and quantised as those of a file would be. Without a profile in the options its
+    /// [own](Self::profile) says which neurons are hot.
     ///
     /// # Errors
     /// [`Error::NotSparse`] never, memory that is not to be had, and a placement that does not fit.
@@ -74,8 +159,12 @@ impl Synthetic {
             Some(format) if format.block_len() == 1 => format,
             _ => WeightFormat::F16,
         };
-        let config = self.config()?;
-        build(&config, WeightStore::from_source(Box::new(source)), options)
+        source.by_neuron = true;
+        let mut options = options.clone();
+        if options.profile.is_none() && options.fast_device.is_some() {
+            options.profile = Some(self.profile()?);
+        }
+        build(&self.config()?, WeightStore::from_source(Box::new(source)), &options)
     }
 
     /// What its parts take in memory, without making it, and which model it is.
@@ -83,7 +172,8 @@ impl Synthetic {
     /// # Errors
     /// As [`load`](Self::load), as far as shapes tell.
     pub fn sizes(&self, options: &LoadOptions) -> Result<ModelSizes> {
-        let store = WeightStore::from_source(Box::new(self.clone()));
+        let source = Self { by_neuron: true, ..self.clone() };
+        let store = WeightStore::from_source(Box::new(source));
         Ok(sizes::of_store(&self.config()?, &store, options)?)
     }
 
@@ -108,32 +198,37 @@ impl Synthetic {
     }
 
     /// How the values of a tensor are made; `None` if there is no such tensor.
-    fn recipe(&self, name: &str) -> Option<Recipe> {
+    fn recipe(&self, name: &str) -> Option<Recipe<'_>> {
         let Sizes { d_model, vocab_size, .. } = self.shape.sizes();
         let plain = 1.0 / (d_model as f32).sqrt();
         let reading = |n_rows, scale| Recipe {
             shape: vec![n_rows, d_model],
             scale,
-            first_column: Some(0.0),
+            first_column: First::Same(0.0),
             first_row_zero: false,
+            turned: false,
         };
         let same = |len, value| Recipe {
             shape: vec![len],
             scale: 0.0,
-            first_column: Some(value),
+            first_column: First::Same(value),
             first_row_zero: false,
+            turned: false,
         };
         Some(match *self.roles.get(name)? {
             Role::Embedding => {
                 let constant = (d_model as f32).sqrt();
-                Recipe { first_column: Some(constant), ..reading(vocab_size, 1.0) }
+                Recipe { first_column: First::Same(constant), ..reading(vocab_size, 1.0) }
             }
             Role::Positions { n_rows } => reading(n_rows, ADDED),
             Role::Reads { n_rows } => reading(n_rows, plain),
             Role::Fires { n_rows } => {
-                let threshold = normal_quantile(1.0 - self.density) as f32;
                 // the constant is as long as the rest of the stream together
-                Recipe { first_column: Some(-threshold * plain), ..reading(n_rows, plain) }
+                let first_column = match &self.rates {
+                    Some(rates) => First::Of(rates.thresholds(layer_of(name)?), -plain),
+                    None => First::Same(-normal_quantile(1.0 - self.density) as f32 * plain),
+                };
+                Recipe { first_column, ..reading(n_rows, plain) }
             }
             // what writes to the stream leaves the constant alone
             Role::Writes { n_columns, sparse } => {
@@ -141,51 +236,77 @@ impl Synthetic {
                 Recipe {
                     shape: vec![d_model, n_columns],
                     scale: ADDED / ((n_columns as f64 * share) as f32).sqrt(),
-                    first_column: None,
+                    first_column: First::Random,
                     first_row_zero: true,
+                    turned: false,
                 }
             }
             Role::Ones => same(d_model, 1.0),
             Role::Zeros { len } => same(len, 0.0),
         })
     }
-}
 
-/// How the values of a tensor are made.
-struct Recipe {
-    shape: Vec<usize>,
-    /// Standard deviation.
-    scale: f32,
-    /// What the first value of each row is, or of a vector all values.
-    first_column: Option<f32>,
-    first_row_zero: bool,
-}
-
-impl Recipe {
-    fn value(&self, index: usize, seed: u64) -> f32 {
-        let n_columns = if self.shape.len() == 1 { 1 } else { self.shape[1] };
-        if self.first_row_zero && index < n_columns {
-            return 0.0;
+    /// The name that a tensor is given under, and how its values are made.
+    fn given<'a>(&'a self, name: &'a str) -> Option<(String, Recipe<'a>)> {
+        let mut recipe = self.recipe(name)?;
+        let down = matches!(self.roles.get(name), Some(Role::Writes { sparse: true, .. }));
+        if self.by_neuron && down {
+            recipe.shape.reverse();
+            recipe.turned = true;
+            return Some((by_neuron_name(name), recipe));
         }
-        match self.first_column {
-            Some(value) if index.is_multiple_of(n_columns) => value,
-            _ => self.scale * nearly_normal(seed, index),
-        }
+        Some((name.to_owned(), recipe))
     }
+
+    /// The seed of a tensor's values.
+    fn seed_of(&self, own_name: &str) -> u64 {
+        own_name.bytes().fold(self.seed, |seed, byte| mix(seed ^ u64::from(byte)))
+    }
+
+    /// Makes the values from the one at `first` on.
+    fn fill(&self, recipe: &Recipe<'_>, seed: u64, first: usize, out: &mut [u8]) {
+        // formats of single values, which `load` and `write` choose
+        let value_bytes = self.format.block_bytes();
+        par_fill(out, PIECE_VALUES * value_bytes, |piece, out| {
+            let first = first + piece * PIECE_VALUES;
+            let values: Vec<f32> = (0..out.len() / value_bytes)
+                .map(|index| recipe.value(first + index, seed))
+                .collect();
+            self.format.encode(&values, out);
+        });
+    }
+
+    /// The name in `roles` of a tensor that is given as `name`.
+    fn own_name(&self, name: &str) -> String {
+        name.replace(&by_neuron(""), "")
+    }
+}
+
+/// The layer that a name tells.
+fn layer_of(name: &str) -> Option<usize> {
+    name.split('.').find_map(|part| part.parse().ok())
+}
+
+/// The name of a down projection that has a neuron a row.
+fn by_neuron_name(name: &str) -> String {
+    let prefix = name.strip_suffix(".weight").unwrap_or(name);
+    format!("{}.weight", by_neuron(prefix))
 }
 
 impl TensorSource for Synthetic {
     fn tensors(&self) -> Vec<TensorInfo> {
         let info = |name: &String| {
-            let shape = self.recipe(name)?.shape;
-            Some(TensorInfo { name: name.clone(), dtype: FileDtype::Weights(self.format), shape })
+            let (name, Recipe { shape, .. }) = self.given(name)?;
+            Some(TensorInfo { name, dtype: FileDtype::Weights(self.format), shape })
         };
         self.roles.keys().filter_map(info).collect()
     }
 
     fn read(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> powerinfer_core::Result<()> {
         let missing = || CoreError::MissingTensor { path: self.path(name), name: name.to_owned() };
-        let recipe = self.recipe(name).ok_or_else(missing)?;
+        let own_name = self.own_name(name);
+        let given = self.given(&own_name).filter(|(given, _)| given == name);
+        let (_, recipe) = given.ok_or_else(missing)?;
         let value_bytes = self.format.row_bytes(1)?;
         let size = (recipe.shape.iter().product::<usize>() * value_bytes) as u64;
         let len = out.len() as u64;
@@ -194,14 +315,31 @@ impl TensorSource for Synthetic {
             return Err(CoreError::TensorRange { path, name, offset: offset_bytes, len, size });
         }
         let first = usize::try_from(offset_bytes).unwrap_or(usize::MAX) / value_bytes;
-        let seed = name.bytes().fold(self.seed, |seed, byte| mix(seed ^ u64::from(byte)));
-        par_fill(out, PIECE_VALUES * value_bytes, |piece, out| {
-            let first = first + piece * PIECE_VALUES;
-            let values: Vec<f32> = (0..out.len() / value_bytes)
-                .map(|index| recipe.value(first + index, seed))
-                .collect();
-            self.format.encode(&values, out);
+        let original = self
+            .repeated
+            .as_ref()
+            .filter(|_| recipe.shape.len() > 1)
+            .and_then(|repeated| Some((repeated, repeated.original(&own_name)?)));
+        let Some((repeated, original)) = original else {
+            self.fill(&recipe, self.seed_of(&own_name), first, out);
+            return Ok(());
+        };
+        let key = format!("{original} {} {}", self.format, recipe.turned);
+        let offset = first * value_bytes;
+        repeated.copy(key, (offset, &mut *out), || {
+            let mut made = vec![0; recipe.shape.iter().product::<usize>() * value_bytes];
+            self.fill(&recipe, self.seed_of(&original), 0, &mut made);
+            made
         });
+        if let First::Of(values, factor) = recipe.first_column {
+            let n_columns = recipe.shape[1];
+            let end = first + out.len() / value_bytes;
+            let rows = first.div_ceil(n_columns)..end.div_ceil(n_columns);
+            for (row, value) in rows.clone().zip(&values[rows]) {
+                let at = (row * n_columns - first) * value_bytes;
+                self.format.encode(&[value * factor], &mut out[at..at + value_bytes]);
+            }
+        }
         Ok(())
     }
 
@@ -210,91 +348,5 @@ impl TensorSource for Synthetic {
     }
 }
 
-/// A sum of four uniform numbers, mean 0 and variance 1: sums of many of them are normal, and it
-/// costs a billion of them few seconds.
-pub(crate) fn nearly_normal(seed: u64, index: usize) -> f32 {
-    let bits = mix(seed.wrapping_add((index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
-    let sum: u32 = (0..4).map(|word| (bits >> (16 * word)) as u32 & 0xFFFF).sum();
-    // four uniform numbers of width 65536 have standard deviation 65536 / √3
-    (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)
-}
-
-/// SplitMix64's mixing function.
-fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
-}
-
-/// The number that a standard normal one stays below with probability `p`, by bisection.
-pub(crate) fn normal_quantile(p: f64) -> f64 {
-    let (mut low, mut high) = (-6.0, 6.0);
-    for _ in 0..60 {
-        let middle = (low + high) / 2.0;
-        if normal_probability(middle) < p { low = middle } else { high = middle }
-    }
-    (low + high) / 2.0
-}
-
-/// Probability that a standard normal number stays below `x`, by the series of the error function.
-fn normal_probability(x: f64) -> f64 {
-    let (mut term, mut sum) = (x, x);
-    for n in 1..200 {
-        term *= x * x / (2 * n + 1) as f64;
-        sum += term;
-    }
-    0.5 + sum * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use powerinfer_core::Step;
-
-    #[test]
-    fn quantiles_are_those_of_the_normal_distribution() {
-        for (p, x) in [(0.5, 0.0), (0.9, 1.281_551_6), (0.975, 1.959_964), (0.001, -3.090_232)] {
-            assert!((normal_quantile(p) - x).abs() < 1e-5, "{p}");
-        }
-    }
-
-    #[test]
-    fn observed_density_is_within_a_tenth_of_the_asked_one_in_every_layer() {
-        for density in [0.05, 0.1, 0.5, 0.9] {
-            let synthetic = Synthetic::new(SyntheticShape::Tiny, density, 3).unwrap();
-            let model = synthetic.load(&LoadOptions::default()).unwrap();
-            let (mut cache, mut step) = (model.new_cache(), Step::default());
-            let tokens: Vec<u32> = (0..200).map(|i| i * 19 % 4096).collect();
-            model.forward(&tokens, &mut cache, &mut step).unwrap();
-            for (layer, found) in step.stats.density_per_layer().into_iter().enumerate() {
-                assert!((found / density - 1.0).abs() < 0.1, "layer {layer}: {found} {density}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_written_is_what_is_loaded() {
-        let dir = tempfile::tempdir().unwrap();
-        let synthetic = Synthetic::new(SyntheticShape::Tiny, 0.1, 5).unwrap();
-        synthetic.write(dir.path(), WeightFormat::F16).unwrap();
-        let made = synthetic.load(&LoadOptions::default()).unwrap();
-        let read = crate::load(dir.path(), &LoadOptions::default()).unwrap();
-        let logits = |model: &dyn CausalLm| {
-            let (mut cache, mut step) = (model.new_cache(), Step::default());
-            model.forward(&[1, 2, 3], &mut cache, &mut step).unwrap();
-            step.logits
-        };
-        assert_eq!(logits(made.as_ref()), logits(read.as_ref()));
-    }
-
-    #[test]
-    fn densities_and_names_that_cannot_be_are_refused() {
-        for density in [0.0, 1.0, -1.0, f64::NAN] {
-            let made = Synthetic::new(SyntheticShape::Tiny, density, 1);
-            assert!(matches!(made, Err(Error::Density { .. })));
-        }
-        assert!(matches!("opt-1t".parse::<SyntheticShape>(), Err(Error::UnknownSynthetic { .. })));
-        assert_eq!("opt-1.3b".parse::<SyntheticShape>().unwrap(), SyntheticShape::Opt1b);
-        assert_eq!("llama-1b".parse::<SyntheticShape>().unwrap(), SyntheticShape::Llama1b);
-    }
-}
+mod tests;

@@ -31,8 +31,9 @@ use rayon::prelude::*;
 pub use alibi::{alibi_bias, alibi_slopes};
 pub use page::{KvDtype, KvLayout, KvPage, PAGE_LEN};
 
+use crate::check::check_heads;
 use crate::cpu::RowKernels;
-use crate::cpu::attention_rows::{AttentionRows, TILE_QUERIES};
+use crate::cpu::attention_rows::{AttentionRows, COLUMNS, TILE_QUERIES};
 use crate::error::OpError;
 use crate::tensor::with_rows;
 use crate::workspace::Workspace;
@@ -83,19 +84,8 @@ impl AttentionShape<'_> {
     }
 
     fn check(&self, op: &'static str) -> Result<(), OpError> {
-        let Self { n_heads, n_kv_heads, d_head, .. } = *self;
-        if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) || d_head == 0 {
-            let (expected, found) = (vec![n_heads, n_heads, 1], vec![n_heads, n_kv_heads, d_head]);
-            return Err(OpError::Shape { op, what: "heads", expected, found });
-        }
-        if self.window == Some(0) {
-            return Err(OpError::Shape { op, what: "window", expected: vec![1], found: vec![0] });
-        }
-        if let Some(slopes) = self.alibi_slopes.filter(|slopes| slopes.len() != n_heads) {
-            let (expected, found) = (vec![n_heads], vec![slopes.len()]);
-            return Err(OpError::Shape { op, what: "alibi slopes", expected, found });
-        }
-        Ok(())
+        let heads = [self.n_heads, self.n_kv_heads, self.d_head];
+        check_heads(op, heads, self.window, self.alibi_slopes)
     }
 
     fn check_pages(
@@ -127,6 +117,18 @@ pub(crate) struct AttentionScratch {
 }
 
 impl AttentionScratch {
+    /// An upper bound of what `n_tokens` tokens take for each of the parts that positions are cut into.
+    pub(crate) fn part_bytes(n_heads: usize, d_head: usize, n_tokens: usize) -> usize {
+        let of_query = d_head.next_multiple_of(COLUMNS) * size_of::<f32>() + size_of::<Softmax>();
+        n_heads.saturating_mul(n_tokens).saturating_mul(of_query)
+    }
+
+    /// Parts at most that so many positions are cut into.
+    pub(crate) fn parts_at_most(n_positions: usize) -> usize {
+        // a window may begin anywhere in a chunk
+        n_positions.div_ceil(CHUNK_LEN) + 1
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         self.sums.capacity() * size_of::<f32>() + self.softmax.capacity() * size_of::<Softmax>()
     }
@@ -177,6 +179,19 @@ fn attend(
         }
         Ok(Tensor::from_vec(out, queries.shape(), &Device::Cpu)?)
     })
+}
+
+/// [`causal_attention`] on slices, of a shape and pages that were checked; at least one token.
+pub(crate) fn attend_rows(
+    queries: &[f32],
+    pages: &impl KvPages,
+    shape: AttentionShape<'_>,
+    scratch: &mut AttentionScratch,
+    out: &mut [f32],
+) {
+    let row_ops = RowKernels::best().table().attention;
+    let n_tokens = queries.len() / (shape.n_heads * shape.d_head);
+    Pass { row_ops, shape, pages, queries, n_tokens }.run(scratch, out);
 }
 
 /// The queries of some tokens over a cache.

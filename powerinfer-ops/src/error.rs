@@ -225,10 +225,6 @@ impl OpError {
         expected: &[usize],
         found: &[usize],
     ) -> Result<(), Self> {
-        if expected == found {
-            return Ok(());
-        }
-        let (expected, found) = (expected.to_vec(), found.to_vec());
-        Err(Self::Shape { op, what, expected, found })
+        crate::check::check_shape(op, what, expected, found)
     }
 }

@@ -13,11 +13,12 @@
 //! So one input goes to the device and one partial output comes back, each `[n_tokens, d_model]`.
 
 mod dense;
+pub(crate) mod dense_check;
+mod held_shape;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::activation::Activation;
 use crate::error::OpError;
 use crate::ffn::{FfnCounts, FfnWeights};
 use crate::gate_estimate::GateEstimate;
@@ -28,6 +29,7 @@ pub use dense::{
     AttentionPart, DensePart, DeviceSequence, HeadPart, HeldAttention, HeldHead, HeldNorm,
     NormPart, SequenceShape, Slot,
 };
+pub(crate) use held_shape::HeldShape;
 
 /// A device with memory and an executor of its own.
 ///
@@ -127,6 +129,16 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
     /// [`OpError::DeviceBudget`] if they do not fit, with nothing held of them; [`OpError::Shape`],
     /// [`OpError::DeviceFailed`].
     fn hold_predictor(&self, _predictor: RowPredictor<'_>) -> Result<bool, OpError> {
+        Ok(false)
+    }
+
+    /// Copies the bias of down `[d_model]` to the device, which adds it once for each network that was
+    /// begun by [`start_in`](Self::start_in), when it is finished. `false` if the device adds no biases,
+    /// which is the default; it is then part of what [`DeviceSequence::finish_ffn`] is given.
+    ///
+    /// # Errors
+    /// As [`hold_predictor`](Self::hold_predictor).
+    fn hold_down_bias(&self, _bias: &[f32]) -> Result<bool, OpError> {
         Ok(false)
     }
 
@@ -302,42 +314,6 @@ impl DeviceMemory {
     }
 }
 
-/// What every device checks before it queues work on rows that it holds.
-pub(crate) struct HeldShape<'a> {
-    pub(crate) device: &'a str,
-    pub(crate) activation: Activation,
-    pub(crate) n_neurons: usize,
-    pub(crate) d_model: usize,
-    /// Hidden values of a token that the held predictor reads; `None` without a predictor.
-    pub(crate) rank: Option<usize>,
-}
-
-impl HeldShape<'_> {
-    /// Fails unless the work can be done; returns the number of tokens.
-    pub(crate) fn check(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<usize, OpError> {
-        let op = "HeldFfn::start";
-        let n_tokens = x.len() / self.d_model.max(1);
-        OpError::check_shape(op, "x", &[n_tokens * self.d_model], &[x.len()])?;
-        if !matches!(neurons, HeldNeurons::All) && !self.activation.is_sparse() {
-            return Err(OpError::NotSparse { activation: self.activation.name() });
-        }
-        match (neurons, self.rank) {
-            (HeldNeurons::All | HeldNeurons::Firing, _) => {}
-            (HeldNeurons::FiringOf(picks), _) => {
-                OpError::check_shape(op, "lists of ids", &[n_tokens], &[picks.len()])?;
-                picks.iter().try_for_each(|ids| ids.check_below(op, self.n_neurons))?;
-            }
-            (HeldNeurons::Predicted(hidden), Some(rank)) => {
-                OpError::check_shape(op, "hidden values", &[n_tokens * rank], &[hidden.len()])?;
-            }
-            (HeldNeurons::Predicted(_), None) => {
-                return Err(OpError::NoHeldPredictor { device: self.device.to_owned() });
-            }
-        }
-        Ok(n_tokens)
-    }
-}
-
 /// The GPU with that number, which may take `budget_bytes`, or what is free of its memory.
 ///
 /// # Errors
@@ -345,7 +321,7 @@ impl HeldShape<'_> {
 /// is no such GPU or no driver for it.
 pub fn open_cuda(index: usize, budget_bytes: Option<u64>) -> Result<Arc<dyn FastDevice>, OpError> {
     #[cfg(feature = "cuda")]
-    return Ok(Arc::new(crate::cuda::CudaFast::open(index, budget_bytes)?));
+    return Ok(Arc::new(crate::cuda::open(index, budget_bytes)?));
     #[cfg(not(feature = "cuda"))]
     {
         let _ = budget_bytes;

@@ -76,6 +76,7 @@ mod activation;
 pub mod attention;
 mod bandwidth;
 mod bytes;
+mod check;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -92,10 +92,7 @@ impl NeuronIds {
 
     /// Fails if an id is beyond `n_rows` rows.
     pub(crate) fn check_below(&self, op: &'static str, n_rows: usize) -> Result<(), OpError> {
-        match self.last().filter(|&id| id as usize >= n_rows) {
-            Some(id) => Err(OpError::IdOutOfRange { op, id, n_rows }),
-            None => Ok(()),
-        }
+        crate::check::check_below(op, self, n_rows)
     }
 
     /// Positions within `to` of the ids that are in both: a shard that holds the neurons `to`

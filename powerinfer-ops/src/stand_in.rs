@@ -1,37 +1,47 @@
 //! A fast device made of CPU threads.
 
+mod dense_parts;
+mod dense_steps;
 mod exchange;
 mod executor;
 mod rows;
+mod sequence;
+mod shared;
+mod tokens;
 
-use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use crate::error::OpError;
-use crate::fast_device::{DeviceMemory, FastDevice, HeldFfn, HotRows};
+use crate::fast_device::{
+    AttentionPart, DeviceMemory, DeviceSequence, FastDevice, HeadPart, HeldAttention, HeldFfn,
+    HeldHead, HeldNorm, HotRows, NormPart, SequenceShape,
+};
 use crate::threads::ThreadPool;
 use crate::workspace::Workspace;
 
-use exchange::Exchange;
-use executor::{Job, TOKENS_AT_ONCE, serve};
+use dense_parts::{StandInAttention, StandInHead, StandInNorm};
+use executor::{TOKENS_AT_ONCE, serve};
 use rows::{HeldRows, StandInFfn};
+use sequence::StandInSequence;
+use shared::Shared;
 
 const NAME: &str = "stand-in";
 
-/// Threads of their own that hold copies of hot rows and work beside the CPU of the engine: a fast
-/// device that every machine has.
+/// Threads of their own that hold copies of hot rows and of dense parts and work beside the CPU of the
+/// engine: a fast device that every machine has.
 ///
-/// All of the hybrid path runs on it. It computes with the CPU's kernels, so it is no faster than
+/// All of the hybrid path runs on it. Networks run while the CPU goes on; norms, attention and head are
+/// waited for. It computes with the CPU's kernels, so it is no faster than
 /// the CPU, and its threads come on top of the engine's; what it is for is to build and test on,
 /// and, with a [`ModelledSpeed`], to show how the two sides of a split would fit together on
 /// another machine.
 ///
-/// Its budget covers the rows, their padding, biases and predictors, and the scratch memory of its
-/// executor. Inputs and outputs on their way are the host's, and so is what a kernel takes for the
+/// Its budget covers the rows, their padding, biases and predictors, dense parts, sequences, and the
+/// scratch memory of its executor. Inputs and outputs on their way are the host's, and so is what a kernel takes for the
 /// time of a call, a few hundred KiB a thread.
 ///
 /// # Examples
@@ -110,18 +120,30 @@ pub struct ModelledSpeed {
 }
 
 impl ModelledSpeed {
-    /// How long a piece of work takes.
+    /// How long a piece of work takes whose input comes from the host and whose output goes there.
     #[must_use]
     pub fn duration(self, weight_bytes: u64, exchanged_bytes: u64) -> Duration {
-        let seconds = |bytes: u64, per_second: f64| {
-            let seconds = if per_second > 0.0 { bytes as f64 / per_second } else { 0.0 };
-            Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
-        };
         let link = seconds(exchanged_bytes, self.link_bytes_per_second);
         let latency = self.link_latency.saturating_mul(2);
-        let work = seconds(weight_bytes, self.bytes_per_second);
-        latency.saturating_add(link).saturating_add(work)
+        latency.saturating_add(link).saturating_add(self.work(weight_bytes))
     }
+
+    /// How long a piece of work takes whose input and output stay on the device.
+    #[must_use]
+    pub fn work(self, weight_bytes: u64) -> Duration {
+        seconds(weight_bytes, self.bytes_per_second)
+    }
+
+    /// How long one way over the link takes.
+    #[must_use]
+    pub fn crossing(self, bytes: u64) -> Duration {
+        self.link_latency.saturating_add(seconds(bytes, self.link_bytes_per_second))
+    }
+}
+
+fn seconds(bytes: u64, per_second: f64) -> Duration {
+    let seconds = if per_second > 0.0 { bytes as f64 / per_second } else { 0.0 };
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 /// Why a [`StandIn`] failed: the source of [`OpError::DeviceFailed`].
@@ -137,6 +159,9 @@ pub enum StandInFailure {
 }
 
 impl StandIn {
+    /// The name that results go by.
+    pub const NAME: &str = NAME;
+
     /// Starts the threads.
     ///
     /// # Errors
@@ -148,14 +173,7 @@ impl StandIn {
         let scratch_used = Arc::new(AtomicU64::new(0));
         let (used, speed) = (Arc::clone(&scratch_used), options.speed);
         pool.spawn(move || serve(&jobs, speed, &used));
-        let ledger = Ledger { memory: DeviceMemory::new(options.budget_bytes), scratch_bytes: 0 };
-        let shared = Shared {
-            _pool: pool,
-            queue,
-            ledger: Mutex::new(ledger),
-            exchanges: Mutex::new(Vec::new()),
-            scratch_used,
-        };
+        let shared = Shared::new(pool, queue, options, scratch_used);
         Ok(Self { shared: Arc::new(shared), n_threads })
     }
 
@@ -195,60 +213,29 @@ impl FastDevice for StandIn {
         let rows = HeldRows::copy(&self.shared, rows)?;
         Ok(Box::new(StandInFfn::new(Arc::new(rows))))
     }
-}
 
-/// What the device and all that it holds have in common.
-struct Shared {
-    /// Its threads end with it.
-    _pool: ThreadPool,
-    queue: Sender<Job>,
-    ledger: Mutex<Ledger>,
-    /// Buffers that no work is using.
-    exchanges: Mutex<Vec<Exchange>>,
-    scratch_used: Arc<AtomicU64>,
-}
-
-/// What was taken of the budget.
-#[derive(Debug)]
-struct Ledger {
-    memory: DeviceMemory,
-    /// Of this, what is reserved for the executor.
-    scratch_bytes: u64,
-}
-
-impl Shared {
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // numbers that are always whole
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn runs_dense_parts(&self) -> bool {
+        true
     }
 
-    /// Takes `bytes` of the budget, and whatever the executor needs beside `scratch_bytes`.
-    fn reserve(&self, bytes: u64, scratch_bytes: u64) -> Result<(), OpError> {
-        let mut ledger = self.ledger();
-        let more = scratch_bytes.saturating_sub(ledger.scratch_bytes);
-        ledger.memory.take(NAME, bytes.saturating_add(more))?;
-        ledger.scratch_bytes += more;
-        Ok(())
+    fn sequence_bytes(&self, shape: SequenceShape, n_tokens: usize, pass_tokens: usize) -> u64 {
+        sequence::bytes_at_most(shape, n_tokens, pass_tokens)
     }
 
-    fn give_back(&self, bytes: u64) {
-        self.ledger().memory.give_back(bytes);
+    fn hold_norm(&self, norm: NormPart<'_>) -> Result<Box<dyn HeldNorm>, OpError> {
+        Ok(Box::new(StandInNorm::hold(&self.shared, norm)?))
     }
 
-    /// Buffers for a piece of work.
-    fn take_exchange(&self) -> Exchange {
-        let mut idle = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.pop().unwrap_or_default()
+    fn hold_attention(&self, part: AttentionPart<'_>) -> Result<Box<dyn HeldAttention>, OpError> {
+        Ok(Box::new(StandInAttention::hold(&self.shared, part)?))
     }
 
-    fn return_exchange(&self, exchange: Exchange) {
-        self.exchanges.lock().unwrap_or_else(PoisonError::into_inner).push(exchange);
+    fn hold_head(&self, head: HeadPart<'_>) -> Result<Box<dyn HeldHead>, OpError> {
+        Ok(Box::new(StandInHead::hold(&self.shared, head)?))
     }
-}
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("ledger", &self.ledger).finish_non_exhaustive()
+    fn sequence(&self, shape: SequenceShape) -> Result<Box<dyn DeviceSequence>, OpError> {
+        Ok(Box::new(StandInSequence::new(&self.shared, shape)?))
     }
 }
 
@@ -256,5 +243,7 @@ fn failed(failure: StandInFailure) -> OpError {
     OpError::DeviceFailed { device: NAME.to_owned(), source: Box::new(failure) }
 }
 
+#[cfg(test)]
+mod dense_tests;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 /// A planted fault: its define, and the file that has it.
-const MUTANTS: [(&str, &str); 13] = [
+const MUTANTS: [(&str, &str); 15] = [
     ("MISSING_GUARD", "sparse_matvec.cu"),
     ("SHORT_REDUCTION", "sparse_matvec.cu"),
     ("MISSING_GUARD", "sparse_axpy.cu"),
@@ -17,6 +17,8 @@ const MUTANTS: [(&str, &str); 13] = [
     ("SHORT_REDUCTION", "quantize.cu"),
     ("WRONG_ORDER", "gate_estimate.cu"),
     ("MISSING_BARRIER", "norm.cu"),
+    ("MISSING_GUARD", "residual.cu"),
+    ("MISSING_BARRIER", "token_norms.cu"),
     ("MISSING_GUARD", "rotary.cu"),
     ("MISSING_BARRIER", "attention.cu"),
     ("SHORT_REDUCTION", "attention.cu"),

@@ -101,7 +101,7 @@ impl Plan {
             json!({
                 "attention": layer.attention.name(),
                 "predictor": layer.predictor.name(),
-                "kv_cache": layer.kv_cache.name(),
+                "kv_cache": layer.attention.name(),
                 "hot_density": layer.hot_density,
                 "hot": layer.hot.to_text(),
             })
@@ -174,10 +174,14 @@ fn read_model(fields: &Fields<'_>) -> Result<PlannedModel> {
 fn read_layer(fields: &Fields<'_>, d_ff: usize) -> Result<PlannedLayer> {
     let hot = HotSet::from_text(fields.text("hot")?, d_ff)
         .ok_or_else(|| fields.error("hot", format!("none, all, or {d_ff} bits in base64")))?;
+    let attention = device(fields, "attention")?;
+    if device(fields, "kv_cache")? != attention {
+        let name = attention.name();
+        return Err(fields.error("kv_cache", format!("{name}, where the attention is")));
+    }
     Ok(PlannedLayer {
-        attention: device(fields, "attention")?,
+        attention,
         predictor: device(fields, "predictor")?,
-        kv_cache: device(fields, "kv_cache")?,
         hot_density: share(fields, "hot_density")?,
         hot,
     })

@@ -24,12 +24,10 @@ pub enum PlannedDevice {
 /// Where the parts of a layer go.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedLayer {
-    /// Attention and norms.
+    /// Attention and norms, with keys and values: one part, which is never split.
     pub attention: PlannedDevice,
     /// The predictor.
     pub predictor: PlannedDevice,
-    /// Keys and values.
-    pub kv_cache: PlannedDevice,
     /// Share of the hot neurons that fires for a token.
     pub hot_density: f64,
     pub(super) hot: HotSet,
@@ -121,14 +119,18 @@ impl Plan {
         self.layers.iter().map(PlannedLayer::n_hot).collect()
     }
 
-    /// The hot neurons of each layer as lists, for that model.
+    /// What lies where, with the hot neurons of each layer as lists, for that model.
     ///
     /// # Errors
     /// [`Error::PlanMismatch`] if the plan is that of another.
     pub fn placement(&self, model: &PlannedModel) -> Result<Placement> {
         model.check(&self.model)?;
         let hot: Vec<NeuronIds> = self.layers.iter().map(|layer| layer.hot.ids()).collect();
-        Placement::new(hot, self.model.d_ff)
+        let fast = |device| device == PlannedDevice::Fast;
+        let fast_attention = self.layers.iter().map(|layer| fast(layer.attention)).collect();
+        let placement =
+            Placement::new(hot, self.model.d_ff)?.with_fast_attention(fast_attention)?;
+        Ok(placement.with_fast_head(fast(self.head)))
     }
 
     /// Fails unless the plan is one of that model, in whatever format its weights are held, and fits the
@@ -170,8 +172,8 @@ impl Plan {
             let n_groups = planned.n_hot().div_ceil(GROUP_NEURONS) as u64;
             for bytes in [
                 part(planned.attention, layer.attention_bytes),
+                part(planned.attention, kv_bytes),
                 part(planned.predictor, layer.predictor_bytes),
-                part(planned.kv_cache, kv_bytes),
                 group.saturating_mul(n_groups),
             ] {
                 sum = sum.saturating_add(bytes);
@@ -195,8 +197,8 @@ impl Plan {
             let cold = sizes.model.d_ff.saturating_sub(planned.n_hot()) as u64;
             for bytes in [
                 part(planned.attention, layer.attention_bytes),
+                part(planned.attention, kv_bytes),
                 part(planned.predictor, layer.predictor_bytes),
-                part(planned.kv_cache, kv_bytes),
                 cold.saturating_mul(layer.neuron_bytes()),
             ] {
                 sum = sum.saturating_add(bytes);

@@ -9,7 +9,7 @@ use crate::kv_cache::KvShape;
 use crate::model::Sparsity;
 use crate::profile::ActivationProfile;
 
-fn sizes(n_layers: usize, d_ff: usize, rows: Vec<u64>) -> ModelSizes {
+pub(super) fn sizes(n_layers: usize, d_ff: usize, rows: Vec<u64>) -> ModelSizes {
     let model = PlannedModel {
         n_layers,
         d_ff,
@@ -38,11 +38,11 @@ fn sizes(n_layers: usize, d_ff: usize, rows: Vec<u64>) -> ModelSizes {
     }
 }
 
-fn profile(sizes: &ModelSizes) -> ActivationProfile {
+pub(super) fn profile(sizes: &ModelSizes) -> ActivationProfile {
     Skew { density: 0.2, hot_share_80: 0.4 }.profile(&sizes.model).unwrap()
 }
 
-fn machine() -> Hardware {
+pub(super) fn machine() -> Hardware {
     Hardware::preset("rtx-4090").unwrap()
 }
 
@@ -70,7 +70,7 @@ fn allocated(plan: &Plan, sizes: &ModelSizes, n_tensors: u64) -> u64 {
     for (planned, layer) in plan.layers.iter().zip(&sizes.layers) {
         pieces(on_fast(planned.attention, layer.attention_bytes)).for_each(&mut allocate);
         pieces(on_fast(planned.predictor, layer.predictor_bytes)).for_each(&mut allocate);
-        allocate(on_fast(planned.kv_cache, sizes.layer_kv_bytes(plan.context)));
+        allocate(on_fast(planned.attention, sizes.layer_kv_bytes(plan.context)));
         let n_hot = planned.n_hot() as u64;
         layer.neuron_rows.iter().for_each(|row| allocate(n_hot * row));
         (0..=layer.neuron_biases).for_each(|_| allocate(4 * n_hot));
@@ -91,7 +91,10 @@ proptest! {
         context in 0usize..600,
         workspace_bytes in 0u64..100_000,
         predictor_row_bytes in prop_oneof![Just(0u64), 1u64..100],
-        everything in any::<bool>(),
+        offload in proptest::sample::select(vec![
+            Offload::Neurons, Offload::Everything, Offload::DenseParts, Offload::Layers,
+        ]),
+        whole_predictors in any::<bool>(),
         sync_rule in any::<bool>(),
         n_tensors in 1u64..=16,
     ) {
@@ -99,14 +102,16 @@ proptest! {
         let profile = profile(&sizes);
         let mut machine = machine();
         machine.alignment_bytes = 1 << log_alignment;
-        let offload = if everything { Offload::Everything } else { Offload::Neurons };
         let request = PlanRequest::new(&sizes, &profile, &machine, budget_bytes)
             .with_context(context)
             .with_offload(offload)
             .with_workspace_bytes(workspace_bytes)
             .with_hot_predictor(predictor_row_bytes)
+            .with_whole_predictors(whole_predictors)
             .with_sync_rule(sync_rule);
+        let again = super::plan(&request).unwrap();
         let plan = plan(&request).unwrap();
+        prop_assert_eq!(&again, &plan);
         prop_assert!(plan.bytes_fast <= budget_bytes);
         if plan.bytes_fast > 0 {
             prop_assert!(allocated(&plan, &sizes, n_tensors) <= plan.bytes_fast);
@@ -114,6 +119,17 @@ proptest! {
             prop_assert_eq!(plan.hot_neurons_per_layer(), vec![0; n_layers]);
         }
         prop_assert_eq!(plan.check(&sizes, budget_bytes).unwrap(), None);
+        let fast = |device| device == PlannedDevice::Fast;
+        for layer in &plan.layers {
+            let (attention, n_hot) = (fast(layer.attention), layer.n_hot());
+            prop_assert!(whole_predictors || !fast(layer.predictor));
+            match offload {
+                Offload::Neurons => prop_assert!(!attention && !fast(layer.predictor)),
+                Offload::DenseParts => prop_assert_eq!(n_hot, 0),
+                Offload::Layers => prop_assert_eq!(n_hot, if attention { d_ff } else { 0 }),
+                _ => {}
+            }
+        }
         prop_assert!((0.0..=1.0).contains(&plan.hit_rate));
         let placement = plan.placement(&sizes.model).unwrap();
         for layer in 0..n_layers {
@@ -172,28 +188,6 @@ fn neurons_that_do_not_pay_for_a_synchronisation_stay_cold() {
     machine.sync_seconds = 0.0;
     machine.fast = machine.host;
     assert_eq!(request(&machine).hot_neurons_per_layer(), [0, 0]);
-}
-
-#[test]
-fn what_is_read_for_every_token_comes_first() {
-    let sizes = sizes(2, 1000, vec![256, 256, 256]);
-    let (profile, machine) = (profile(&sizes), machine());
-    let request = |budget| {
-        let request = PlanRequest::new(&sizes, &profile, &machine, budget).with_sync_rule(false);
-        plan(&request.with_offload(Offload::Everything).with_context(64)).unwrap()
-    };
-    let devices = |plan: &Plan| -> Vec<[bool; 3]> {
-        let fast = |device| device == PlannedDevice::Fast;
-        let of_layer = |l: &PlannedLayer| [fast(l.attention), fast(l.predictor), fast(l.kv_cache)];
-        plan.layers.iter().map(of_layer).collect()
-    };
-    let all = request(10_000_000);
-    assert_eq!(devices(&all), [[true; 3]; 2]);
-    assert_eq!((all.head, all.hit_rate), (PlannedDevice::Fast, 1.0));
-    assert_eq!(all.bytes_host, sizes.embedding_bytes);
-    let one = request(100_000);
-    assert_eq!(devices(&one), [[true, true, false], [false; 3]]);
-    assert_eq!(devices(&request(0)), [[false; 3]; 2]);
 }
 
 #[test]
@@ -266,6 +260,7 @@ fn each_thing_that_can_be_wrong_in_a_file_is_named() {
         ("/layers/1/hot", "[]", "layers[1].hot"),
         ("/layers/1/hot_density", "1.5", "layers[1].hot_density"),
         ("/layers/1/attention", "\"moon\"", "layers[1].attention"),
+        ("/layers/1/attention", "\"fast\"", "layers[1].kv_cache"),
         ("/budget_bytes", "-1", "budget_bytes"),
         ("/bytes_fast", "0.5", "bytes_fast"),
         ("/hit_rate", "2", "hit_rate"),

@@ -3,30 +3,21 @@
 //! The objective and the rules are those of the paper's section "Neuron Placement Policy": the sum of the
 //! impact of hot neurons, how often they fire, is as large as it can be; a layer has none, or at least as
 //! many as make up for the synchronisation; neurons go in groups of 64. Where everything can go to the
-//! fast device, attention comes first, then predictors, head and cache, which are read for every token
-//! while a neuron is read when it fires; what is left is for neurons, and a part that does not fit
+//! fast device, attention comes first, with its keys and values, then predictors and head, which are read for every
+//! token while a neuron is read when it fires; what is left is for neurons, and a part that does not fit
 //! leaves its room to them.
 
 use super::exact::{LayerChoice, solve};
 use super::firing::Firing;
 use super::hardware::Hardware;
 use super::hot_set::HotSet;
-use super::plan::{Plan, PlannedDevice, PlannedLayer, part_bytes};
+use super::offload::{Offload, place_layers, place_parts, place_whole};
+use super::plan::{Plan, PlannedDevice, PlannedLayer};
 use super::simulate::{Arrangement, Workload, simulate};
 use super::sizes::{GROUP_NEURONS, LayerSizes, ModelSizes, NeuronReads};
 use crate::error::{Error, Result};
 use crate::model::Sparsity;
 use crate::profile::ActivationProfile;
-
-/// What may go to the fast device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Offload {
-    /// Neurons; everything else stays on the host.
-    #[default]
-    Neurons,
-    /// Attention, predictors, the head, the cache and neurons.
-    Everything,
-}
 
 /// What a plan is made from.
 #[derive(Debug, Clone)]
@@ -39,6 +30,7 @@ pub struct PlanRequest<'a> {
     workload: Workload,
     workspace_bytes: u64,
     predictor_row_bytes: u64,
+    whole_predictors: bool,
     sync_rule: bool,
 }
 
@@ -61,6 +53,7 @@ impl<'a> PlanRequest<'a> {
             workload: Workload::default(),
             workspace_bytes: 0,
             predictor_row_bytes: 0,
+            whole_predictors: true,
             sync_rule: true,
         }
     }
@@ -100,6 +93,15 @@ impl<'a> PlanRequest<'a> {
         self
     }
 
+    /// Says whether a layer's predictor may go to the fast device as a whole, whatever neurons are hot. Without
+    /// being told it may, which is what the paper does; the engine itself runs there no more of it than the
+    /// rows of hot neurons.
+    #[must_use]
+    pub fn with_whole_predictors(mut self, whole: bool) -> Self {
+        self.whole_predictors = whole;
+        self
+    }
+
     /// Says whether a layer's hot neurons have to pay for the synchronisation: on a fast device that is no
     /// faster than the host they never do.
     #[must_use]
@@ -113,7 +115,8 @@ impl<'a> PlanRequest<'a> {
 ///
 /// # Errors
 /// [`Error::ProfileMismatch`] if the profile is that of another model; [`Error::PlanOverBudget`] if the
-/// budget is more than the fast device has, or if what is left is more than the host has.
+/// budget is more than the fast device has, if what is left is more than the host has, or if the budget is
+/// not enough for [`Offload::Whole`].
 pub fn plan(request: &PlanRequest<'_>) -> Result<Plan> {
     let PlanRequest { sizes, profile, hardware, budget_bytes, .. } = *request;
     sizes.check()?;
@@ -135,12 +138,10 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan> {
         hit_rate: 0.0,
         predicted_tokens_per_second: 0.0,
     };
-    if let Some(mut left) = budget_bytes.checked_sub(request.workspace_bytes) {
-        if request.offload == Offload::Everything {
-            left = place_parts(&mut plan, sizes, left);
-        }
-        place_neurons(&mut plan, request, left);
-    }
+    let hottest: Vec<Vec<u32>> =
+        (0..sizes.layers.len()).map(|layer| hottest(profile, layer)).collect();
+    let n_groups = place(&mut plan, request, &hottest);
+    set_hot(&mut plan, profile, &hottest, &n_groups);
     plan.bytes_fast = plan.fast_bytes(sizes);
     plan.bytes_host = plan.host_bytes(sizes);
     within("the fast device", plan.bytes_fast, budget_bytes)?;
@@ -166,47 +167,47 @@ fn all_cold(d_ff: usize) -> PlannedLayer {
     PlannedLayer {
         attention: PlannedDevice::Host,
         predictor: PlannedDevice::Host,
-        kv_cache: PlannedDevice::Host,
         hot_density: 0.0,
         hot: HotSet::from_ids(&[], d_ff),
     }
 }
 
-/// Puts what is read for every token on the fast device, as far as it fits; gives the bytes that are left.
-fn place_parts(plan: &mut Plan, sizes: &ModelSizes, mut left: u64) -> u64 {
-    let alignment = plan.alignment_bytes;
-    let mut place = |device: &mut PlannedDevice, bytes: u64| {
-        if let Some(rest) = left.checked_sub(part_bytes(bytes, alignment)).filter(|_| bytes > 0) {
-            left = rest;
-            *device = PlannedDevice::Fast;
+/// Puts parts that are no neurons where they go; gives the groups of hot neurons of each layer.
+fn place(plan: &mut Plan, request: &PlanRequest<'_>, hottest: &[Vec<u32>]) -> Vec<usize> {
+    let PlanRequest { sizes, whole_predictors: predictors, .. } = *request;
+    if request.offload == Offload::Whole {
+        return place_whole(plan, sizes, predictors);
+    }
+    let none = vec![0; sizes.layers.len()];
+    let Some(left) = request.budget_bytes.checked_sub(request.workspace_bytes) else { return none };
+    match request.offload {
+        Offload::Neurons => choose_neurons(plan, request, hottest, left),
+        Offload::Layers => place_layers(plan, sizes, left),
+        Offload::DenseParts => {
+            place_parts(plan, sizes, predictors, left);
+            none
         }
-    };
-    for (planned, layer) in plan.layers.iter_mut().zip(&sizes.layers) {
-        place(&mut planned.attention, layer.attention_bytes);
+        _ => {
+            let left = place_parts(plan, sizes, predictors, left);
+            choose_neurons(plan, request, hottest, left)
+        }
     }
-    for (planned, layer) in plan.layers.iter_mut().zip(&sizes.layers) {
-        place(&mut planned.predictor, layer.predictor_bytes);
-    }
-    place(&mut plan.head, sizes.head_bytes);
-    let kv_bytes = sizes.layer_kv_bytes(plan.context);
-    // keys and values are of use where the attention is
-    for planned in plan.layers.iter_mut().filter(|layer| layer.attention == PlannedDevice::Fast) {
-        place(&mut planned.kv_cache, kv_bytes);
-    }
-    left
 }
 
-/// Chooses the hot neurons.
-fn place_neurons(plan: &mut Plan, request: &PlanRequest<'_>, left: u64) {
+/// Chooses how many groups of each layer's neurons are hot, those that fire most first.
+fn choose_neurons(
+    plan: &Plan,
+    request: &PlanRequest<'_>,
+    hottest: &[Vec<u32>],
+    left: u64,
+) -> Vec<usize> {
     let PlanRequest { sizes, profile, .. } = *request;
     let firing = Firing::new(profile);
-    let hottest: Vec<Vec<u32>> =
-        (0..sizes.layers.len()).map(|layer| hottest(profile, layer)).collect();
     let scale = Scale::of(profile);
     let choices: Vec<LayerChoice> = sizes
         .layers
         .iter()
-        .zip(&hottest)
+        .zip(hottest)
         .enumerate()
         .map(|(layer, (of_layer, hottest))| {
             let counts = profile.counts(layer);
@@ -223,6 +224,13 @@ fn place_neurons(plan: &mut Plan, request: &PlanRequest<'_>, left: u64) {
         .collect();
     let mut n_groups = solve(&choices, left);
     fill(&choices, &mut n_groups, left);
+    n_groups
+}
+
+/// Makes so many groups of each layer hot, and says what that makes of the activations.
+fn set_hot(plan: &mut Plan, profile: &ActivationProfile, hottest: &[Vec<u32>], n_groups: &[usize]) {
+    let firing = Firing::new(profile);
+    let d_ff = plan.model.d_ff;
     let (mut hits, mut all) = (0.0, 0.0);
     for (layer, (hottest, n_groups)) in hottest.iter().zip(n_groups).enumerate() {
         let hot = &hottest[..hottest.len().min(n_groups * GROUP_NEURONS)];
@@ -233,7 +241,7 @@ fn place_neurons(plan: &mut Plan, request: &PlanRequest<'_>, left: u64) {
         let shares: f64 = hot.iter().map(|&id| firing.share(counts[id as usize])).sum();
         plan.layers[layer].hot_density =
             if hot.is_empty() { 0.0 } else { rounded(shares / hot.len() as f64) };
-        plan.layers[layer].hot = HotSet::from_ids(hot, sizes.model.d_ff);
+        plan.layers[layer].hot = HotSet::from_ids(hot, d_ff);
     }
     plan.hit_rate = if all > 0.0 { rounded(hits / all) } else { 0.0 };
 }

@@ -212,10 +212,7 @@ impl Run<'_> {
         for (index, (layer, planned)) in sizes.layers.iter().zip(&plan.layers).enumerate() {
             self.go_to(planned.attention);
             self.times.attention += self.seconds(planned.attention, layer.attention_bytes as f64);
-            if planned.kv_cache != planned.attention {
-                self.exchange(2.0);
-            }
-            self.times.kv_cache += self.seconds(planned.kv_cache, self.kv_bytes);
+            self.times.kv_cache += self.seconds(planned.attention, self.kv_bytes);
             if reads == NeuronReads::Firing && layer.predictor_bytes > 0 {
                 self.go_to(planned.predictor);
                 self.times.predictor +=

@@ -89,7 +89,9 @@ fn scattered(neuron: usize, layer: usize, d_ff: usize) -> usize {
     while gcd(step, d_ff) != 1 {
         step += 1;
     }
-    (neuron % d_ff * step + layer * 17) % d_ff
+    // multiples of the golden section are spread evenly: the hot sets of two layers differ
+    let first = layer % d_ff * (d_ff as f64 * 0.381_966) as usize;
+    (neuron % d_ff * step + first) % d_ff
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -2,8 +2,8 @@
 
 use candle_core::Tensor;
 use powerinfer_core::{KvCache, Result};
-use powerinfer_ops::Workspace;
 use powerinfer_ops::attention::{AttentionShape, alibi_slopes, causal_attention};
+use powerinfer_ops::{AttentionPart, Workspace};
 
 use crate::layers::{Linear, RotaryTable};
 
@@ -129,6 +129,24 @@ impl Attention {
         };
         let attended = causal_attention(&queries, &cache.layer(layer), shape, workspace)?;
         self.output.forward(&attended)
+    }
+
+    /// As a device takes it; `rotary` says whether positions turn queries and keys.
+    pub(crate) fn part(&self, rotary: bool) -> AttentionPart<'_> {
+        let AttentionHeads { n_heads, n_kv_heads, d_head } = self.heads;
+        AttentionPart {
+            query: self.query.part(),
+            key: self.key.part(),
+            value: self.value.part(),
+            output: self.output.part(),
+            n_heads,
+            n_kv_heads,
+            d_head,
+            scale: 1.0 / (d_head as f32).sqrt(),
+            window: self.window,
+            alibi_slopes: self.alibi_slopes.as_deref(),
+            rotary,
+        }
     }
 
     /// Bytes that a pass reads.

@@ -20,28 +20,46 @@ pub struct Block {
 
 /// Where the norms of a block stand.
 #[derive(Debug, Clone)]
-pub enum BlockNorms {
+pub enum BlockNorms<N = Norm> {
     /// Norm, attention, add; norm, feed-forward network, add.
     Before {
         /// Before the attention.
-        attention: Norm,
+        attention: N,
         /// Before the feed-forward network.
-        ffn: Norm,
+        ffn: N,
     },
     /// Attention, add, norm; feed-forward network, add, norm.
     After {
         /// After the attention.
-        attention: Norm,
+        attention: N,
         /// After the feed-forward network.
-        ffn: Norm,
+        ffn: N,
     },
     /// Attention and feed-forward network side by side, both reading the block's input.
     Parallel {
         /// Before the attention.
-        attention: Norm,
+        attention: N,
         /// Before the feed-forward network; `None` if it reads what the attention reads.
-        ffn: Option<Norm>,
+        ffn: Option<N>,
     },
+}
+
+impl<N> BlockNorms<N> {
+    /// The same order of other norms.
+    pub(crate) fn try_map<M>(&self, mut f: impl FnMut(&N) -> Result<M>) -> Result<BlockNorms<M>> {
+        Ok(match self {
+            Self::Before { attention, ffn } => {
+                BlockNorms::Before { attention: f(attention)?, ffn: f(ffn)? }
+            }
+            Self::After { attention, ffn } => {
+                BlockNorms::After { attention: f(attention)?, ffn: f(ffn)? }
+            }
+            Self::Parallel { attention, ffn } => BlockNorms::Parallel {
+                attention: f(attention)?,
+                ffn: ffn.as_ref().map(f).transpose()?,
+            },
+        })
+    }
 }
 
 impl BlockNorms {

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use powerinfer_core::Result;
-use powerinfer_ops::{NeuronMatrix, linear_into};
+use powerinfer_ops::{HeadPart, NeuronMatrix, NormPart, linear_into};
 
 use crate::layers::{Embedding, Linear};
 use crate::loader::Loader;
@@ -69,6 +69,12 @@ impl Head {
             Some(projection) => Ok(linear_into(&self.weights, &projection.forward(x)?, logits)?),
             None => Ok(linear_into(&self.weights, x, logits)?),
         }
+    }
+
+    /// As a device takes it.
+    pub(crate) fn part<'a>(&'a self, norm: Option<NormPart<'a>>) -> HeadPart<'a> {
+        let projection = self.projection.as_ref().map(Linear::part);
+        HeadPart { norm, projection, weights: &self.weights }
     }
 
     /// Tokens of the vocabulary.

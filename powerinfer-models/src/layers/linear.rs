@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use powerinfer_core::Result;
-use powerinfer_ops::{NeuronMatrix, OpError, Workspace, linear, linears};
+use powerinfer_ops::{DensePart, NeuronMatrix, OpError, Workspace, linear, linears};
 
 /// `y = x · Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -43,6 +43,11 @@ impl Linear {
     ) -> Result<[Tensor; N]> {
         let projections = projections.map(|linear| (&linear.weights, linear.bias.as_deref()));
         Ok(linears(projections, x, workspace)?)
+    }
+
+    /// As a device takes it.
+    pub(crate) fn part(&self) -> DensePart<'_> {
+        DensePart { weights: &self.weights, bias: self.bias.as_deref() }
     }
 
     /// Bytes that a pass reads.

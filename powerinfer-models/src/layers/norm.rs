@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use powerinfer_core::Result;
-use powerinfer_ops::OpError;
+use powerinfer_ops::{NormPart, OpError};
 
 /// Either kind of norm.
 #[derive(Debug, Clone)]
@@ -22,6 +22,22 @@ impl Norm {
         match self {
             Self::Rms(norm) => norm.forward(x),
             Self::Layer(norm) => norm.forward(x),
+        }
+    }
+
+    /// Lends it as a device takes it.
+    pub(crate) fn with_part<R>(&self, hold: impl FnOnce(NormPart<'_>) -> Result<R>) -> Result<R> {
+        match self {
+            Self::Rms(RmsNorm { scale, eps }) => powerinfer_ops::with_f32(scale, |scale| {
+                hold(NormPart { scale, shift: None, eps: *eps, centred: false })
+            }),
+            Self::Layer(LayerNorm { scale, shift, eps }) => {
+                powerinfer_ops::with_f32(scale, |scale| {
+                    powerinfer_ops::with_f32(shift, |shift| {
+                        hold(NormPart { scale, shift: Some(shift), eps: *eps, centred: true })
+                    })
+                })
+            }
         }
     }
 

@@ -55,6 +55,13 @@ impl Rotary {
 }
 
 impl RotaryTable {
+    /// Lends cosines and sines, `[n_tokens, d_head / 2]` each.
+    pub(crate) fn with_angles<R>(&self, work: impl FnOnce([&[f32]; 2]) -> Result<R>) -> Result<R> {
+        powerinfer_ops::with_f32(&self.cos, |cos| {
+            powerinfer_ops::with_f32(&self.sin, |sin| work([cos, sin]))
+        })
+    }
+
     /// Turns the heads of `x` `[n_tokens, n_heads · d_head]`.
     ///
     /// # Errors

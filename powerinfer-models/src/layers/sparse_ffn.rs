@@ -1,6 +1,7 @@
 //! A feed-forward network that computes the neurons that fire.
 
 mod hybrid;
+mod in_sequence;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -13,6 +14,7 @@ use powerinfer_predictor::{ActivationPredictor, FfnInputs};
 use crate::layers::ffn_shard::{LayerNeurons, scatter};
 use crate::layers::{FfnShard, HotShard, SplitPredictor};
 use crate::predictor::model_error;
+pub(crate) use in_sequence::{SlotInputs, StartedFfn};
 
 /// Inputs → which neurons → hot shard and cold shard → sum.
 #[derive(Debug, Clone)]
@@ -21,6 +23,8 @@ pub struct SparseFfn {
     /// What runs on a fast device while the only shard runs here.
     hot: Option<HotShard>,
     down_bias: Option<Vec<f32>>,
+    /// Whether the fast device adds it where the tokens lie there.
+    bias_on_device: bool,
     predictor: Option<Arc<dyn ActivationPredictor>>,
     /// The same predictor, where each side of a split runs its own part of it.
     split_predictor: Option<Arc<SplitPredictor>>,
@@ -41,6 +45,7 @@ impl SparseFfn {
             shards,
             hot: None,
             down_bias,
+            bias_on_device: false,
             predictor: None,
             split_predictor: None,
             down_norms: OnceLock::new(),

@@ -167,6 +167,11 @@ impl KvPage {
         Ok(page)
     }
 
+    /// Takes over the contents of a page of the same layout.
+    pub(crate) fn copy_from(&mut self, page: &Self) {
+        self.lines.copy_from_slice(&page.lines);
+    }
+
     /// What the page holds.
     #[must_use]
     pub fn layout(&self) -> KvLayout {

@@ -9,20 +9,26 @@
 //!
 //! One thread of an AMD EPYC (Zen 5), matrices of 1 GiB in huge pages, a stream of plain loads at
 //! 40 GB/s. Rows of f16 one after the other, two accumulators each, the row 8 KiB further on
-//! asked for meanwhile: 39 GB/s. Products of whole numbers, row by row: 38 (Q8_0) and 35 (Q4_0); in
-//! f32, four rows at once, Q4_0 reached 20. Weighted sums: 32 (Q8_0) and 18 (Q4_0, bound by
-//! unpacking). A tenth of the rows of f16, scattered: 24 GB/s for rows of 1, 2, 4 and 8 KiB alike; of f32,
-//! four at once, 28 for rows of 8 KiB, 34 for 16, 38 for 32 (one by one 25). Loads alone, nothing
-//! computed, get 29 one by one and 35 four at once out of rows of 8 KiB: it is the lines that one core
-//! can wait for, and the more is computed between loads the fewer they are. A stream is faster
-//! because the hardware runs ahead of it. Products of scattered rows of whole
-//! numbers: four at once 19.5 (Q8_0) and 15.6 (Q4_0), one by one 17.5 and 12.7; in a stream it is
-//! the other way round, 28 and 27 for four at once.
+//! asked for meanwhile: 39 GB/s. Products of whole numbers, row by row: 37 (Q8_0) and 38 (Q4_0); in
+//! f32, four rows at once, Q4_0 reached 20. Weighted sums: 33 (Q8_0) and 20 (Q4_0, bound by
+//! unpacking).
+//!
+//! A tenth of the rows of 4096 values, scattered, is taken four rows at once: products f32 37, f16 29, Q8_0
+//! 24, Q4_0 23 GB/s, weighted sums 35, 27, 20 and 13. One by one f16 gives 23: it is the lines that one
+//! core can wait for, and the more is computed between loads the fewer they are. Loads alone get 31 to
+//! 35, a stream 40, because the hardware runs ahead of it. Rows of a group are asked for 2 KiB ahead of
+//! their use, in their own row and then in the next group's. A whole row of f16 ahead does not fit into
+//! L1 beside the token (24), half a KiB is too late (26). Rows of less than 4 KiB are asked for whole.
+//! The last rows of a phase ask for the first of the next one (gate, up, down, the next chunk): a tenth
+//! of the time of a sparse network.
 //!
 //! Tried and dropped:
-//! - four rows of f16 at once: 30 GB/s in a stream, of which the hardware loses track, without asking
-//!   ahead 22; scattered 20 to 24 where one by one gives 24;
+//! - four rows at once in a stream, of which the hardware loses track: f16 30, Q8_0 28, Q4_0 27 GB/s;
+//! - two or three scattered rows at once 25 to 28 for f16, six or eight 26 to 27;
 //! - products of whole numbers with a fixed number of lines asked for a turn, as those of f32: no gain;
+//! - Q8_0 by whole registers and permutations, as Q4_0 alone is: 34 for 37 in a stream;
+//! - asking into L2 four to sixteen rows ahead, alone or with L1 near the use: no more than 28 for f16;
+//! - rows of Q4_0 asked for 16 KiB ahead: products 21 for 23, weighted sums 11 for 13;
 //! - asking into L2 (T1) or past the caches (NTA) instead of L1: the same or a little less;
 //! - asking for every second or fourth line, or for the first two of a row, and leaving the rest to
 //!   the hardware: half;
@@ -79,7 +85,7 @@ pub(crate) fn matvec(kernels: RowKernels, w: &NeuronMatrix, x: Inputs<'_>, out: 
         let rows_per_task = piece(n_rows, n_tasks(w.size_bytes()));
         for_each_chunk(out, rows_per_task, |task, out| {
             let first = task * rows_per_task;
-            dot_rows(row_ops, |i| w.row(first + i), x, out);
+            dot_rows(row_ops, |i| w.row((first + i).min(n_rows - 1)), x, out);
         });
     } else {
         panel::matmul(kernels, w, x, out);
@@ -103,7 +109,8 @@ pub(crate) fn matvecs(
         }
     }
     let run = |(w, first, out): (&NeuronMatrix, usize, &mut [f32])| {
-        dot_rows(kernels.primitives(w.format()), |i| w.row(first + i), x, out);
+        let row = |i: usize| w.row((first + i).min(w.n_neurons() - 1));
+        dot_rows(kernels.primitives(w.format()), row, x, out);
     };
     if rayon::current_num_threads() == 1 {
         tasks.into_iter().for_each(run);
@@ -125,7 +132,7 @@ pub(crate) fn matvec_picked(
     let rows_per_task = piece(ids.len(), n_tasks(ids.len() * w.row_bytes()));
     for_each_chunk(out, rows_per_task, |task, out| {
         let ids = &ids[task * rows_per_task..];
-        dot_rows(row_ops, |i| w.row(ids[i] as usize), x, out);
+        dot_rows(row_ops, |i| w.row(ids[i.min(ids.len() - 1)] as usize), x, out);
     });
 }
 
@@ -141,7 +148,8 @@ pub(crate) fn axpy_picked(
     axpy_rows(kernels, w, &|k| ids[k] as usize, scales, &start_of, y);
 }
 
-/// Dot products of the rows `row(0)`, `row(1)`, … with one token.
+/// Dot products of the rows `row(0)`, `row(1)`, … with one token. Rows behind the last of them are asked
+/// for: what comes next, or any rows.
 pub(crate) fn dot_rows<'a>(
     row_ops: &RowPrimitives,
     row: impl Fn(usize) -> &'a [u8],
@@ -158,27 +166,36 @@ fn dot_rows_with<'a, X: ProductInput>(
     x: &[X],
     out: &mut [f32],
 ) {
-    let Some(last) = out.len().checked_sub(1) else { return };
-    let ahead = |k: usize, distance: usize| row((k + distance).min(last));
+    if out.is_empty() {
+        return;
+    }
     let alone = rows_ahead(1, row(0).len());
     let grouped = rows_ahead(GROUP, row(0).len());
+    let group_at = |at: usize| -> Rows<'a> { std::array::from_fn(|r| row(at + r)) };
     let in_groups = bodies.grouping != Grouping::Never;
     let (groups, rest) = out.split_at_mut(if in_groups { out.len() / GROUP * GROUP } else { 0 });
     let n_grouped = groups.len();
     for (group, out) in groups.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
         let at = group * GROUP;
-        let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
+        let rows = group_at(at);
         if bodies.grouping == Grouping::Always || !is_stream(&rows) {
-            let ahead = std::array::from_fn(|r| ahead(at + r, grouped));
-            *out = (bodies.dot_group)(rows, ahead, x);
+            *out = (bodies.dot_group)(rows, group_at(at + grouped), x);
         } else {
             for (r, out) in out.iter_mut().enumerate() {
-                *out = (bodies.dot)(rows[r], ahead(at + r, alone), x);
+                *out = (bodies.dot)(rows[r], row(at + r + alone), x);
             }
         }
     }
-    for (k, out) in (n_grouped..).zip(rest) {
-        *out = (bodies.dot)(row(k), ahead(k, alone), x);
+    let few = rest.len();
+    let rows: Rows<'_> = std::array::from_fn(|r| row(n_grouped + r.min(few.saturating_sub(1))));
+    if n_grouped > 0 && few > 1 && (bodies.grouping == Grouping::Always || !is_stream(&rows)) {
+        // some of them twice, which costs less than to wait for each
+        let products = (bodies.dot_group)(rows, group_at(n_grouped + few), x);
+        rest.copy_from_slice(&products[..few]);
+    } else {
+        for (k, out) in (n_grouped..).zip(rest) {
+            *out = (bodies.dot)(row(k), row(k + alone), x);
+        }
     }
 }
 
@@ -204,8 +221,9 @@ fn axpy_rows(
         let end = start_of((chunk + 1) * CHUNK_ROWS).min(scales.len());
         let entries = start_of(chunk * CHUNK_ROWS)..end;
         sum.fill(0.0);
-        let first = entries.start;
-        axpy_entries(row_ops, |k| w.row(row(first + k)), &scales[entries], sum);
+        let (first, last) = (entries.start, scales.len().saturating_sub(1));
+        let row = |k: usize| w.row(row((first + k).min(last)));
+        axpy_entries(row_ops, row, &scales[entries], sum);
     };
     let n_chunks = w.n_neurons().div_ceil(CHUNK_ROWS);
     let d_model = y.len();
@@ -224,33 +242,35 @@ fn axpy_rows(
     }
 }
 
-/// `sum += Σ_k scales[k] · row(k)` in order of `k`.
+/// `sum += Σ_k scales[k] · row(k)` in order of `k`. Rows behind the last of them are asked for, as by
+/// [`dot_rows`].
 pub(crate) fn axpy_entries<'a>(
     row_ops: &RowPrimitives,
     row: impl Fn(usize) -> &'a [u8],
     scales: &[f32],
     sum: &mut [f32],
 ) {
-    let Some(last) = scales.len().checked_sub(1) else { return };
-    let ahead = |k: usize, distance: usize| row((k + distance).min(last));
+    if scales.is_empty() {
+        return;
+    }
     let alone = rows_ahead(1, row(0).len());
     let grouped = rows_ahead(GROUP, row(0).len());
+    let group_at = |at: usize| -> Rows<'a> { std::array::from_fn(|r| row(at + r)) };
     let in_groups = row_ops.grouping != Grouping::Never;
     let (groups, rest) = scales.split_at(if in_groups { scales.len() / GROUP * GROUP } else { 0 });
     for (group, scales) in groups.as_chunks::<GROUP>().0.iter().enumerate() {
         let at = group * GROUP;
-        let rows: Rows<'_> = std::array::from_fn(|r| row(at + r));
+        let rows = group_at(at);
         if row_ops.grouping == Grouping::Always || !is_stream(&rows) {
-            let ahead = std::array::from_fn(|r| ahead(at + r, grouped));
-            (row_ops.axpy_group)(*scales, rows, ahead, sum);
+            (row_ops.axpy_group)(*scales, rows, group_at(at + grouped), sum);
         } else {
             for (r, &scale) in scales.iter().enumerate() {
-                (row_ops.axpy)(scale, rows[r], ahead(at + r, alone), sum);
+                (row_ops.axpy)(scale, rows[r], row(at + r + alone), sum);
             }
         }
     }
     for (k, &scale) in (groups.len()..).zip(rest) {
-        (row_ops.axpy)(scale, row(k), ahead(k, alone), sum);
+        (row_ops.axpy)(scale, row(k), row(k + alone), sum);
     }
 }
 

@@ -18,11 +18,15 @@
 #![allow(unsafe_code, reason = "raw loads; the table's safe wrappers assert every length")]
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use super::{Grouping, PANEL, PANEL_ROWS, PanelTile, TILE_TOKENS};
 
 /// Bytes of a cache line, the unit of a prefetch.
 pub(super) const LINE: usize = 64;
+/// How far ahead of its use a row of a group is asked for: four rows make as much as the hardware has
+/// on its way at once. A single row is asked for as far as [`rows`](super::rows) says.
+const NEAR_BYTES: usize = 2 << 10;
 /// Accumulators of a dot product: two hide the latency of the fused multiply-add well enough for
 /// a row that streams from memory.
 const CHAINS: usize = 2;
@@ -143,8 +147,8 @@ macro_rules! plain_steps {
     };
 }
 plain_steps!(F32, 4, load_f32, Scattered);
-plain_steps!(F16, 2, load_f16, Never);
-plain_steps!(Bf16, 2, load_bf16, Never);
+plain_steps!(F16, 2, load_f16, Scattered);
+plain_steps!(Bf16, 2, load_bf16, Scattered);
 
 impl<V: Vector> Steps<V> for Q80 {
     const BYTES: usize = 34;
@@ -238,17 +242,11 @@ pub(super) unsafe fn dots_ahead<V: Vector, F: Steps<V>, const R: usize>(
     // vector, and what is left of them is copied to padded steps of its own.
     unsafe {
         let mut sums = [[[[V::zero(); CHAINS]; 1]; 1]; R];
-        for first in (0..n_turned).step_by(F::TURN) {
-            for r in 0..R {
-                prefetch_turn::<V, F>(ahead[r], first / F::TURN);
-                // as many in every turn: a number that varies took a fifth of the speed of f32
-                for step in first..first + F::TURN {
-                    let row = rows[r].as_ptr().add(step / F::STEPS * F::BYTES);
-                    let x = x.as_ptr().add(step * STEP);
-                    dots_step::<V, F, 1, 1>([row], step % F::STEPS, [x], &mut sums[r]);
-                }
-            }
+        let own = own_turns::<R>(n_steps / F::TURN, turn_bytes::<V, F>());
+        if R > 1 {
+            dots_turns::<V, F, R>(rows, (rows, n_steps / F::TURN - own), 0..own, x, &mut sums);
         }
+        dots_turns::<V, F, R>(rows, (ahead, 0), own..n_steps / F::TURN, x, &mut sums);
         for step in n_turned..n_steps {
             for r in 0..R {
                 let row = rows[r].as_ptr().add(step / F::STEPS * F::BYTES);
@@ -269,6 +267,36 @@ pub(super) unsafe fn dots_ahead<V: Vector, F: Steps<V>, const R: usize>(
             totals[r] = sums[r][0][0][0].add(sums[r][0][0][1]).sum();
         }
         totals
+    }
+}
+
+/// Some turns of [`dots_ahead`], with as many turns of the rows `asked` on their way meanwhile, from a
+/// turn on.
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - `turns` lie in each row, and in `x`
+#[inline(always)]
+unsafe fn dots_turns<V: Vector, F: Steps<V>, const R: usize>(
+    rows: [&[u8]; R],
+    (asked, first_asked): ([&[u8]; R], usize),
+    turns: Range<usize>,
+    x: &[f32],
+    sums: &mut [[[[V; CHAINS]; 1]; 1]; R],
+) {
+    for (turn, asked_turn) in turns.zip(first_asked..) {
+        for r in 0..R {
+            // SAFETY: the caller has the instructions and the turns.
+            unsafe {
+                prefetch_turn::<V, F>(asked[r], asked_turn);
+                // as many in every turn: a number that varies took a fifth of the speed of f32
+                for step in turn * F::TURN..(turn + 1) * F::TURN {
+                    let row = rows[r].as_ptr().add(step / F::STEPS * F::BYTES);
+                    let x = x.as_ptr().add(step * STEP);
+                    dots_step::<V, F, 1, 1>([row], step % F::STEPS, [x], &mut sums[r]);
+                }
+            }
+        }
     }
 }
 
@@ -433,14 +461,15 @@ pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
         for r in 0..R {
             splats[r] = V::splat(scales[r]);
         }
-        for (turn, steps) in steps.chunks_mut(F::TURN).enumerate() {
-            for ahead in ahead {
-                prefetch_turn::<V, F>(ahead, turn);
-            }
-            for (step, y) in (turn * F::TURN..).zip(steps) {
-                let rows = rows.map(|row| row.as_ptr().add(step / F::STEPS * F::BYTES));
-                axpys_step::<V, F, R>(splats, rows, step % F::STEPS, y);
-            }
+        let (n_turns, y) = (n_steps / F::TURN, steps.as_mut_ptr());
+        let own = own_turns::<R>(n_turns, turn_bytes::<V, F>());
+        if R > 1 {
+            axpys_turns::<V, F, R>(splats, rows, (rows, n_turns - own), 0..own, y);
+        }
+        axpys_turns::<V, F, R>(splats, rows, (ahead, 0), own..n_turns, y);
+        for step in n_steps / F::TURN * F::TURN..n_steps {
+            let rows = rows.map(|row| row.as_ptr().add(step / F::STEPS * F::BYTES));
+            axpys_step::<V, F, R>(splats, rows, step % F::STEPS, &mut *y.add(step));
         }
         // longer blocks leave no rest
         if F::STEPS == 1 && !rest.is_empty() {
@@ -448,6 +477,33 @@ pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
             let mut y = padded_values(rest);
             axpys_step::<V, F, R>(splats, std::array::from_fn(|r| rows[r].as_ptr()), 0, &mut y);
             rest.copy_from_slice(&y[..rest.len()]);
+        }
+    }
+}
+
+/// Some turns of [`axpys`], as [`dots_turns`].
+///
+/// # Safety
+/// - the CPU has the instruction set of `V`
+/// - `turns` lie in each row, and in the values at `y`, which are nobody else's
+#[inline(always)]
+unsafe fn axpys_turns<V: Vector, F: Steps<V>, const R: usize>(
+    scales: [V; R],
+    rows: [&[u8]; R],
+    (asked, first_asked): ([&[u8]; R], usize),
+    turns: Range<usize>,
+    y: *mut [f32; STEP],
+) {
+    for (turn, asked_turn) in turns.zip(first_asked..) {
+        // SAFETY: the caller has the instructions and the turns.
+        unsafe {
+            for r in 0..R {
+                prefetch_turn::<V, F>(asked[r], asked_turn);
+            }
+            for step in turn * F::TURN..(turn + 1) * F::TURN {
+                let rows = rows.map(|row| row.as_ptr().add(step / F::STEPS * F::BYTES));
+                axpys_step::<V, F, R>(scales, rows, step % F::STEPS, &mut *y.add(step));
+            }
         }
     }
 }
@@ -478,6 +534,20 @@ unsafe fn axpys_step<V: Vector, F: Steps<V>, const R: usize>(
     }
 }
 
+/// In how many of the turns of rows that are taken `R` at a time the same rows are asked for,
+/// [`NEAR_BYTES`] further on; in the others it is the rows ahead, from their beginning. A row alone and
+/// short ones ask for the rows ahead only.
+#[inline(always)]
+pub(super) fn own_turns<const R: usize>(n_turns: usize, turn_bytes: usize) -> usize {
+    let near = NEAR_BYTES / turn_bytes;
+    if R == 1 || n_turns < 2 * near { 0 } else { n_turns - near }
+}
+
+/// Bytes of a turn of a row.
+const fn turn_bytes<V: Vector, F: Steps<V>>() -> usize {
+    F::TURN * F::BYTES / F::STEPS
+}
+
 /// Asks for the lines of a turn of the row `ahead`. Their number does not vary, so that there is no
 /// branch between them: counting the lines that are passed took f32 down from 38 to 34 GB/s in a
 /// stream and from 34 to 31 scattered.
@@ -486,7 +556,7 @@ unsafe fn axpys_step<V: Vector, F: Steps<V>, const R: usize>(
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn prefetch_turn<V: Vector, F: Steps<V>>(ahead: &[u8], turn: usize) {
-    let bytes = F::TURN * F::BYTES / F::STEPS;
+    let bytes = turn_bytes::<V, F>();
     for line in 0..bytes.div_ceil(LINE) {
         let at = ahead.as_ptr().wrapping_add(turn * bytes + line * LINE);
         // SAFETY: the caller has the instructions; a prefetch accesses no memory.

@@ -33,6 +33,15 @@ static __device__ __forceinline__ void kv_write(const float *from, typename K::S
   cache[row * d_head + i % d_head] = K::stored(from[(size_t)token * n_kv_heads * d_head + i]);
 }
 
+// The first `n` values of each head, for a cache of another capacity.
+template <class T>
+static __device__ __forceinline__ void kv_copy(const T *from, size_t from_stride, T *to,
+                                               size_t to_stride, size_t n) {
+  const size_t step = (size_t)gridDim.x * blockDim.x;
+  for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+    to[blockIdx.y * to_stride + i] = from[blockIdx.y * from_stride + i];
+}
+
 static __device__ __forceinline__ float to_bf16(float v) {
   const uint32_t bits = __float_as_uint(v);
   return __uint_as_float((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
@@ -113,6 +122,10 @@ static __device__ __forceinline__ void attention(const float *queries, const typ
   KERNEL(kv_write_##name, const float *from, K::Stored *cache, int n_kv_heads, int d_head,         \
          int capacity, int first_position) {                                                       \
     kv_write<K>(from, cache, n_kv_heads, d_head, capacity, first_position);                        \
+  }                                                                                                \
+  KERNEL(kv_copy_##name, const K::Stored *from, size_t from_stride, K::Stored *to,                 \
+         size_t to_stride, size_t n) {                                                             \
+    kv_copy(from, from_stride, to, to_stride, n);                                                  \
   }                                                                                                \
   KERNEL(attention_##name, const float *queries, const K::Stored *keys, const K::Stored *values,   \
          int n_kv_heads, int d_head, int capacity, int first_position, int window, float scale,    \

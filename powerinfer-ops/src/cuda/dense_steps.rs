@@ -6,8 +6,10 @@ use super::queue::{Address, Arg, Launch, Queue};
 const NORM_THREADS: u32 = 256;
 const ELEMENT_THREADS: u32 = 256;
 const ATTENTION_THREADS: u32 = 128;
+/// Blocks that copy the values of a head.
+const COPY_BLOCKS: u32 = 64;
 /// Positions that are summed on their own; as in `attention.cu`.
-const CHUNK: usize = 256;
+pub const CHUNK: usize = 256;
 
 /// A norm's weights.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +64,46 @@ pub fn norm<Q: Queue>(
             x.sum.into(),
             out.into(),
         ],
+    })
+}
+
+/// Adds to the tokens `x` `[n_tokens, d_model]` those of `y` and `part` and a bias `[d_model]`, each of
+/// which may be null.
+///
+/// # Errors
+/// The queue's.
+pub fn residual_add<Q: Queue>(
+    queue: &Q,
+    x: Address,
+    [y, part, bias]: [Address; 3],
+    [n_tokens, d_model]: [usize; 2],
+) -> Result<(), Q::Error> {
+    queue.launch(&Launch {
+        file: "residual",
+        kernel: "residual_add",
+        grid: [n_tokens as u32, elements(d_model), 1],
+        threads: ELEMENT_THREADS,
+        args: &[x.into(), y.into(), part.into(), bias.into(), d_model.into()],
+    })
+}
+
+/// `broken[t]`: a u32 for each of the tokens `x` `[n_tokens, d_model]`, 1 if a value is not finite and else
+/// 0.
+///
+/// # Errors
+/// The queue's.
+pub fn broken_tokens<Q: Queue>(
+    queue: &Q,
+    x: Address,
+    [n_tokens, d_model]: [usize; 2],
+    broken: Address,
+) -> Result<(), Q::Error> {
+    queue.launch(&Launch {
+        file: "residual",
+        kernel: "broken_tokens",
+        grid: [n_tokens as u32, 1, 1],
+        threads: ELEMENT_THREADS,
+        args: &[x.into(), d_model.into(), broken.into()],
     })
 }
 
@@ -138,6 +180,30 @@ impl DeviceCache {
         }
         Ok(())
     }
+
+    /// Copies the first `len` positions to a cache of another capacity.
+    ///
+    /// # Errors
+    /// The queue's.
+    pub fn copy<Q: Queue>(&self, queue: &Q, to: &Self, len: usize) -> Result<(), Q::Error> {
+        let stride = |cache: &Self| Arg::Size((cache.capacity * cache.d_head) as u64);
+        for (from, there) in [(self.keys, to.keys), (self.values, to.values)] {
+            queue.launch(&Launch {
+                file: "attention",
+                kernel: &self.kernel("kv_copy"),
+                grid: [COPY_BLOCKS, self.n_kv_heads as u32, 1],
+                threads: ELEMENT_THREADS,
+                args: &[
+                    from.into(),
+                    stride(self),
+                    there.into(),
+                    stride(to),
+                    Arg::Size((len * self.d_head) as u64),
+                ],
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// The queries of an attention layer.
@@ -160,21 +226,17 @@ pub struct Queries {
 }
 
 impl Queries {
-    fn n_chunks(&self) -> usize {
+    /// Parts that a query's positions are cut into.
+    #[must_use]
+    pub fn n_chunks(&self) -> usize {
         let first =
             self.window.map_or(0, |window| (self.first_position + 1).saturating_sub(window));
         (self.first_position + self.n_tokens).div_ceil(CHUNK) - first / CHUNK
     }
-
-    /// Bytes that [`attention`] takes for its parts.
-    #[must_use]
-    pub fn parts_bytes(&self, d_head: usize) -> usize {
-        self.n_tokens * self.n_heads * self.n_chunks() * (d_head + 2) * size_of::<f32>()
-    }
 }
 
 /// Attends from each query to its own position and those before it, all of which are in the cache.
-/// `parts` has [`Queries::parts_bytes`]; `out` is laid out as the queries.
+/// `parts` has room for `n_tokens · n_heads · n_chunks · (d_head + 2)` f32; `out` is laid out as the queries.
 ///
 /// # Errors
 /// The queue's.

@@ -4,6 +4,8 @@ use super::queue::{Address, Arg, Launch, Queue};
 use super::row_layout::LowBitLayout;
 use super::steps::{DeviceInput, ROW_THREADS, n_blocks, row_blocks};
 
+const NORM_THREADS: u32 = 256;
+
 /// A low-bit copy of a gate on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceEstimate {
@@ -54,5 +56,24 @@ pub fn gate_estimate<Q: Queue>(
             estimate.deviations.into(),
             picks.into(),
         ],
+    })
+}
+
+/// `norms[t]`: the norms of the tokens `x` `[n_tokens, n_columns]`, to the bit those of the CPU.
+///
+/// # Errors
+/// The queue's.
+pub fn token_norms<Q: Queue>(
+    queue: &Q,
+    x: Address,
+    [n_tokens, n_columns]: [usize; 2],
+    norms: Address,
+) -> Result<(), Q::Error> {
+    queue.launch(&Launch {
+        file: "token_norms",
+        kernel: "token_norms",
+        grid: [n_tokens as u32, 1, 1],
+        threads: NORM_THREADS,
+        args: &[x.into(), n_columns.into(), norms.into()],
     })
 }

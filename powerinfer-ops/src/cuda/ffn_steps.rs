@@ -49,8 +49,6 @@ pub enum Wanted<'a> {
     /// Those that fire of the ones that a low-bit copy lets through. The host has written the tokens'
     /// norms.
     Estimated(&'a DeviceEstimate, f32),
-    /// Those that fire of the ones whose score, a product with the hidden values, reaches a threshold.
-    Scored(&'a DeviceRows, &'a DeviceInput, f32),
 }
 
 /// The largest network and the most tokens that scratch memory is for.
@@ -224,14 +222,6 @@ impl<Q: Queue> Run<'_, Q> {
             Wanted::Picked => {}
             Wanted::Estimated(estimate, margin) => {
                 gate_estimate(self.queue, estimate, x, margin, h)?;
-                compact(self.queue, &self.entries(h, Rows::All), &picked)?;
-            }
-            Wanted::Scored(rows, hidden, threshold) => {
-                if rows.layout.takes_numbers() {
-                    quantize(self.queue, hidden, Address::NULL)?;
-                }
-                let finish = Finish { then: Then::Reaches(threshold), ..Finish::NOTHING };
-                matvec(self.queue, rows, Rows::All, hidden, finish, self.values(h))?;
                 compact(self.queue, &self.entries(h, Rows::All), &picked)?;
             }
         }

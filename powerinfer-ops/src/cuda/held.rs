@@ -1,20 +1,17 @@
-//! Hot rows on a GPU, and the work that is queued on them.
+//! Hot rows on a device.
 
 use std::sync::{Arc, OnceLock};
 
-use super::device::{Shared, TOKENS_AT_ONCE};
+use super::backend::{Backend, Block};
+use super::device::Shared;
 use super::estimate::HeldEstimate;
-use super::exchange::Exchange;
-use super::ffn_steps::{DeviceFfn, FfnScratch, N_COUNTS, ScratchShape, Wanted, ffn};
-use super::matrix::CudaMatrix;
-use super::pending::CudaPending;
+use super::ffn_steps::{DeviceFfn, N_COUNTS};
+use super::matrix::{DeviceMatrix, of_values};
+use super::network::Group;
 use super::queue::Address;
-use super::stream::Memory;
-use crate::error::OpError;
-use crate::fast_device::{HeldFfn, HeldNeurons, HeldShape, HotRows, PendingFfn, RowPredictor};
-use crate::ffn::{FfnCounts, FfnWeights};
-use crate::gate_estimate::GateEstimate;
-use crate::mask::NeuronIds;
+use super::scratch::Needs;
+use crate::check::{check_below, check_shape};
+use crate::{Activation, FfnCounts, FfnWeights, GateEstimate, HotRows, OpError};
 
 /// From this share of firing neurons on, all rows are read in order: what a list saves of them is less
 /// than what making it costs. A guess until it has been measured on a GPU.
@@ -22,37 +19,40 @@ const DENSE_FROM: f64 = 0.8;
 
 /// Rows of some neurons on the device.
 #[derive(Debug)]
-pub(super) struct HeldRows {
-    pub(super) shared: Arc<Shared>,
-    gate: CudaMatrix,
-    up: Option<CudaMatrix>,
-    down: CudaMatrix,
-    biases: [Option<Memory>; 2],
+pub(crate) struct HeldRows<B: Backend> {
+    pub(crate) shared: Arc<Shared<B>>,
+    gate: DeviceMatrix<B>,
+    up: Option<DeviceMatrix<B>>,
+    down: DeviceMatrix<B>,
+    biases: [Option<B::Block>; 2],
     /// Without matrices: biases and functions.
-    settings: Settings,
+    pub(crate) settings: Settings,
     /// What they take on the device, without a predictor.
     bytes: u64,
-    predictor: OnceLock<HeldEstimate>,
-    dense: bool,
+    pub(crate) predictor: OnceLock<HeldEstimate<B>>,
+    /// `[d_model]`, added once for a network whose output stays on the device.
+    down_bias: OnceLock<B::Block>,
+    /// Whether all rows are read wherever it changes nothing.
+    pub(crate) dense: bool,
 }
 
 /// What a network is besides its matrices.
 #[derive(Debug)]
-struct Settings {
+pub(crate) struct Settings {
     gate_bias: Option<Vec<f32>>,
     up_bias: Option<Vec<f32>>,
-    activation: crate::Activation,
-    up_activation: Option<crate::Activation>,
+    pub(crate) activation: Activation,
+    up_activation: Option<Activation>,
 }
 
-impl HeldRows {
+impl<B: Backend> HeldRows<B> {
     /// Copies rows to the device, matrix by matrix.
-    pub(super) fn copy(shared: &Arc<Shared>, rows: HotRows<'_>) -> Result<Self, OpError> {
+    pub(crate) fn copy(shared: &Arc<Shared<B>>, rows: HotRows<'_>) -> Result<Self, OpError> {
         let HotRows { weights, ids, density } = rows;
         if weights.down_by_output.is_some() {
             return Err(OpError::DownByOutput { op: "FastDevice::hold" });
         }
-        weights.gate.check_ids("FastDevice::hold", ids)?;
+        check_below("FastDevice::hold", ids, weights.n_neurons())?;
         let matrices = [Some(&weights.gate), weights.up.as_ref(), Some(&weights.down)];
         let pick = |bias: &Option<Vec<f32>>| -> Option<Vec<f32>> {
             let bias = bias.as_ref()?;
@@ -66,21 +66,17 @@ impl HeldRows {
         };
         let mut bytes = 0;
         for matrix in matrices.into_iter().flatten() {
-            bytes += CudaMatrix::bytes(matrix, ids.len())?;
+            bytes += DeviceMatrix::<B>::bytes(matrix, ids.len())?;
         }
         for bias in [&settings.gate_bias, &settings.up_bias].into_iter().flatten() {
             bytes += size_of_val(bias.as_slice()) as u64;
         }
-        let (n_neurons, d_model) = (ids.len(), weights.d_model());
-        shared.reserve(bytes, ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE })?;
-        let held = Reserved { shared, bytes: Some(bytes) };
-        let failed = |error| shared.failed(error);
-        let copy = |matrix| CudaMatrix::of_rows(&shared.stream, matrix, Some(ids)).map_err(failed);
-        let bias = |bias: &Option<Vec<f32>>| -> Result<Option<Memory>, OpError> {
-            let Some(bias) = bias else { return Ok(None) };
-            let memory = shared.stream.memory(size_of_val(bias.as_slice())).map_err(failed)?;
-            shared.stream.upload(bytemuck::cast_slice(bias), memory.address()).map_err(failed)?;
-            Ok(Some(memory))
+        let needs = Needs::of_network(ids.len(), weights.d_model());
+        let reserved = shared.reserve(bytes, needs)?;
+        let (backend, failed) = (&shared.backend, |error| shared.failed(error));
+        let copy = |matrix| DeviceMatrix::of_rows(backend, matrix, Some(ids)).map_err(failed);
+        let bias = |bias: &Option<Vec<f32>>| {
+            bias.as_deref().map(|bias| of_values(backend, bias)).transpose().map_err(failed)
         };
         let rows = Self {
             shared: Arc::clone(shared),
@@ -91,23 +87,23 @@ impl HeldRows {
             settings,
             bytes,
             predictor: OnceLock::new(),
+            down_bias: OnceLock::new(),
             dense: density.is_some_and(|density| density >= DENSE_FROM),
         };
-        held.keep();
+        reserved.keep();
         Ok(rows)
     }
 
     /// Copies the low-bit copy of the gate to the device.
-    fn add_estimate(&self, estimate: &GateEstimate, margin: f32) -> Result<(), OpError> {
+    pub(crate) fn add_estimate(&self, estimate: &GateEstimate, margin: f32) -> Result<(), OpError> {
         let (n_neurons, d_model) = (self.n_neurons(), self.d_model());
         let found = [estimate.rows().n_rows(), estimate.rows().n_columns()];
         let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
-        OpError::check_shape(op, what, &[n_neurons, d_model], &found)?;
-        let bytes = HeldEstimate::bytes(estimate);
+        check_shape(op, what, &[n_neurons, d_model], &found)?;
         let shared = &*self.shared;
-        shared.reserve(bytes, ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE })?;
-        let reserved = Reserved { shared, bytes: Some(bytes) };
-        let held = HeldEstimate::copy(&shared.stream, estimate, margin);
+        let bytes = HeldEstimate::<B>::bytes(estimate);
+        let reserved = shared.reserve(bytes, Needs::default())?;
+        let held = HeldEstimate::copy(&shared.backend, estimate, margin);
         let held = held.map_err(|error| shared.failed(error))?;
         // if there is one already, the memory is given back
         if self.predictor.set(held).is_ok() {
@@ -116,15 +112,39 @@ impl HeldRows {
         Ok(())
     }
 
-    fn size_bytes(&self) -> u64 {
-        self.bytes + self.predictor.get().map_or(0, HeldEstimate::size_bytes)
+    /// Copies the bias of down to the device.
+    pub(crate) fn add_down_bias(&self, bias: &[f32]) -> Result<(), OpError> {
+        check_shape(
+            "HeldFfn::hold_down_bias",
+            "the bias of down",
+            &[self.d_model()],
+            &[bias.len()],
+        )?;
+        let shared = &*self.shared;
+        let reserved = shared.reserve(size_of_val(bias) as u64, Needs::default())?;
+        let block = of_values(&shared.backend, bias).map_err(|error| shared.failed(error))?;
+        if self.down_bias.set(block).is_ok() {
+            reserved.keep();
+        }
+        Ok(())
     }
 
-    fn device(&self) -> DeviceFfn {
-        let bias = |at: usize| self.biases[at].as_ref().map_or(Address::NULL, Memory::address);
+    /// Where it lies, or null.
+    pub(crate) fn down_bias(&self) -> Address {
+        self.down_bias.get().map_or(Address::NULL, Block::address)
+    }
+
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.bytes
+            + self.predictor.get().map_or(0, HeldEstimate::size_bytes)
+            + self.down_bias.get().map_or(0, |bias| bias.n_bytes() as u64)
+    }
+
+    pub(crate) fn device(&self) -> DeviceFfn {
+        let bias = |at: usize| self.biases[at].as_ref().map_or(Address::NULL, Block::address);
         DeviceFfn {
             gate: self.gate.rows(),
-            up: self.up.as_ref().map(CudaMatrix::rows),
+            up: self.up.as_ref().map(DeviceMatrix::rows),
             down: self.down.rows(),
             gate_bias: bias(0),
             up_bias: bias(1),
@@ -133,16 +153,16 @@ impl HeldRows {
         }
     }
 
-    fn n_neurons(&self) -> usize {
+    pub(crate) fn n_neurons(&self) -> usize {
         self.gate.rows().n_rows
     }
 
-    fn d_model(&self) -> usize {
+    pub(crate) fn d_model(&self) -> usize {
         self.gate.rows().layout.n_columns
     }
 
-    /// What the steps do for a group of tokens.
-    pub(super) fn counts(&self, lists: [u32; N_COUNTS], group: Group) -> FfnCounts {
+    /// Adds what the steps did for a group of tokens.
+    pub(crate) fn count(&self, lists: [u32; N_COUNTS], group: Group, counts: &mut FfnCounts) {
         let [n_listed, n_picked, n_fired, fired, n_ran, ran] = lists.map(u64::from);
         let (n, n_tokens) = (self.n_neurons() as u64, group.n_tokens as u64);
         let candidates = if group.listed || group.predicted { n_listed } else { n };
@@ -154,190 +174,29 @@ impl HeldRows {
             (false, true) => (n_fired, n_ran, ran),
             (false, false) => (n_fired, n_fired, fired),
         };
-        let row_bytes = |matrix: &CudaMatrix| matrix.row_bytes() as u64;
-        let bytes = candidates * row_bytes(&self.gate)
+        let row_bytes = |matrix: &DeviceMatrix<B>| matrix.row_bytes() as u64;
+        counts.bytes += candidates * row_bytes(&self.gate)
             + rows_up * self.up.as_ref().map_or(0, row_bytes)
             + rows_down * row_bytes(&self.down)
             + estimate.map_or(0, HeldEstimate::size_bytes);
-        FfnCounts { fired, ran, bytes, picked, predictor_ns: 0 }
-    }
-}
-
-impl Drop for HeldRows {
-    fn drop(&mut self) {
-        self.shared.give_back(self.size_bytes());
-    }
-}
-
-/// Bytes that were taken of the budget, given back if the rows do not come.
-struct Reserved<'a> {
-    shared: &'a Shared,
-    bytes: Option<u64>,
-}
-
-impl Reserved<'_> {
-    fn keep(mut self) {
-        self.bytes = None;
-    }
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        if let Some(bytes) = self.bytes {
-            self.shared.give_back(bytes);
-        }
-    }
-}
-
-/// Tokens that run together.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Group {
-    n_tokens: usize,
-    /// Whether all rows are computed.
-    all: bool,
-    /// Whether the host picked rows.
-    listed: bool,
-    /// Whether the device did.
-    predicted: bool,
-    /// Gates that are computed, summed over tokens.
-    picked: u64,
-}
-
-/// What the trait's user holds.
-#[derive(Debug)]
-pub(super) struct CudaFfn {
-    rows: Arc<HeldRows>,
-}
-
-impl CudaFfn {
-    pub(super) fn new(rows: Arc<HeldRows>) -> Self {
-        Self { rows }
+        counts.fired += fired;
+        counts.ran += ran;
+        counts.picked += picked;
     }
 
-    fn check(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<usize, OpError> {
-        let rows = &self.rows;
-        let shape = HeldShape {
-            device: &rows.shared.name,
-            activation: rows.settings.activation,
-            n_neurons: rows.n_neurons(),
-            d_model: rows.d_model(),
-            // a low-bit copy reads the input itself
-            rank: rows.predictor.get().map(|_| 0),
-        };
-        shape.check(neurons, x)
-    }
-
-    /// Queues all groups of tokens.
-    fn queue(
-        &self,
-        exchange: &mut Exchange,
-        neurons: HeldNeurons<'_>,
-        x: &[f32],
-    ) -> candle_core::Result<Vec<Group>> {
-        let (rows, d_model, n) = (&self.rows, self.rows.d_model(), self.rows.n_neurons());
-        let stream = &rows.shared.stream;
-        // one network after the other: they share scratch memory
-        let ledger = rows.shared.ledger();
-        let base = ledger.scratch.as_ref().map_or(Address::NULL, Memory::address);
-        let (scratch, _) = FfnScratch::carve(base, ledger.shape);
-        exchange.begin(stream, x, d_model)?;
-        let places = match neurons {
-            HeldNeurons::FiringOf(picks) => Some(exchange.write_picks(stream, picks, n)?),
-            _ => None,
-        };
-        let estimate = match neurons {
-            HeldNeurons::Predicted(_) => rows.predictor.get().map(HeldEstimate::device),
-            _ => None,
-        };
-        if estimate.is_some() {
-            exchange.write_norms(stream, x, d_model)?;
-        }
-        let all = matches!(neurons, HeldNeurons::All)
-            || rows.dense && matches!(neurons, HeldNeurons::Firing);
-        let mut groups = Vec::new();
-        let n_all = x.len() / d_model;
-        for (at, first) in (0..n_all).step_by(TOKENS_AT_ONCE).enumerate() {
-            let n_tokens = TOKENS_AT_ONCE.min(n_all - first);
-            let place = places.as_ref().map(|places| places[at]);
-            exchange.send(stream, [first, n_tokens, d_model], &scratch)?;
-            let wanted = match (place, &estimate) {
-                (Some(place), _) => {
-                    exchange.send_picks(stream, place, n, &scratch)?;
-                    Wanted::Picked
-                }
-                (None, Some((estimate, margin))) => {
-                    exchange.send_norms(stream, [first, n_tokens], &scratch)?;
-                    Wanted::Estimated(estimate, *margin)
-                }
-                (None, None) if all => Wanted::All,
-                (None, None) => Wanted::Firing,
-            };
-            ffn(stream, &rows.device(), wanted, n_tokens, &scratch)?;
-            exchange.receive(stream, [first, n_tokens, d_model], &scratch)?;
-            let picked = match neurons {
-                HeldNeurons::FiringOf(picks) => {
-                    picks[first..first + n_tokens].iter().map(NeuronIds::len).sum()
-                }
-                _ => n * n_tokens,
-            };
-            groups.push(Group {
-                n_tokens,
-                all,
-                listed: place.is_some(),
-                predicted: estimate.is_some(),
-                picked: picked as u64,
-            });
-        }
-        exchange.end(stream)?;
-        drop(ledger);
-        Ok(groups)
-    }
-}
-
-impl HeldFfn for CudaFfn {
-    fn n_neurons(&self) -> usize {
-        self.rows.n_neurons()
-    }
-
-    fn d_model(&self) -> usize {
-        self.rows.d_model()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.rows.size_bytes()
-    }
-
-    /// A low-bit copy of the gate; scores of a last layer round in the order of a CPU's kernels, which
-    /// the CPU therefore computes itself.
-    fn hold_predictor(&self, predictor: RowPredictor<'_>) -> Result<bool, OpError> {
-        match predictor {
-            RowPredictor::Estimated(estimate, margin) => {
-                self.rows.add_estimate(estimate, margin).map(|()| true)
-            }
-            RowPredictor::Scored(..) => Ok(false),
-        }
-    }
-
-    fn has_predictor(&self) -> bool {
-        self.rows.predictor.get().is_some()
-    }
-
-    fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {
-        self.check(neurons, x)?;
-        let mut exchange = self.rows.shared.take_exchange()?;
-        let groups = self.queue(&mut exchange, neurons, x);
-        let groups = groups.map_err(|error| self.rows.shared.failed(error))?;
-        let rows = Arc::clone(&self.rows);
-        Ok(Box::new(CudaPending::new(rows, exchange, groups, x.len())))
-    }
-
-    fn read_back(&self) -> Result<FfnWeights, OpError> {
-        let rows = &self.rows;
-        let read = |matrix: &CudaMatrix| matrix.read_back(&rows.shared.stream);
-        let up = rows.up.as_ref().map(read).transpose()?;
-        let Settings { gate_bias, up_bias, activation, up_activation } = &rows.settings;
-        FfnWeights::new(read(&rows.gate)?, up, read(&rows.down)?, *activation)?
+    /// A copy on the host.
+    pub(crate) fn read_back(&self) -> Result<FfnWeights, OpError> {
+        let read = |matrix: &DeviceMatrix<B>| matrix.read_back(&self.shared.backend);
+        let up = self.up.as_ref().map(read).transpose()?;
+        let Settings { gate_bias, up_bias, activation, up_activation } = &self.settings;
+        FfnWeights::new(read(&self.gate)?, up, read(&self.down)?, *activation)?
             .with_biases(gate_bias.clone(), up_bias.clone())
             .map(|weights| weights.with_up_activation(*up_activation))
+    }
+}
+
+impl<B: Backend> Drop for HeldRows<B> {
+    fn drop(&mut self) {
+        self.shared.give_back(self.size_bytes());
     }
 }

@@ -8,6 +8,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CudaDevice, Layout, Shape};
 
+use super::backend::{Backend, Block};
 use super::queue::Address;
 use super::steps::{
     Addends, DeviceInput, Finish, Numbers, Parts, Rows, Values, axpy, matvec, n_blocks, quantize,
@@ -57,7 +58,7 @@ impl CudaRows {
     /// The tokens with memory for their rounded form, which is filled if it will be read.
     fn input(&self, stream: &Stream, rounded: bool) -> candle_core::Result<(DeviceInput, Memory)> {
         let blocks = if rounded { self.n_tokens * n_blocks(self.n_columns) } else { 0 };
-        let memory = stream.memory(blocks * 40 + self.n_tokens * 4)?;
+        let memory = stream.block(blocks * 40 + self.n_tokens * 4)?;
         let at = |bytes: usize| memory.address().offset(bytes);
         let numbers = Numbers { numbers: at(0), scales: at(blocks * 32), norms: at(blocks * 40) };
         let (n_columns, n_tokens) = (self.n_columns, self.n_tokens);
@@ -107,7 +108,7 @@ impl Lists {
             }
             values[2 + Parts::MOST..][..ids.len()].copy_from_slice(ids);
         }
-        let memory = stream.memory(size_of_val(values.as_slice()))?;
+        let memory = stream.block(size_of_val(values.as_slice()))?;
         stream.upload(bytemuck::cast_slice(&values), memory.address())?;
         Ok(Self { memory, stride })
     }
@@ -151,7 +152,7 @@ pub(crate) fn sparse_axpy(
     let (stream, weights) = (&*on_device.stream, on_device.matrix.rows());
     let (lists, out) =
         (Lists::of(stream, mask)?, Tensor::zeros(stream, [h.n_tokens, w.d_model()])?);
-    let sums = stream.memory(Parts::of(w.n_neurons()).sums_bytes(1, w.d_model()))?;
+    let sums = stream.block(Parts::of(w.n_neurons()).sums_bytes(1, w.d_model()))?;
     for t in 0..h.n_tokens {
         let address = h.address.offset(t * h.n_columns * 4);
         let scales = Values { address, stride: h.n_columns, by_row: true };
@@ -173,7 +174,7 @@ pub(crate) fn linear(
     let (stream, weights) = (&*on_device.stream, on_device.matrix.rows());
     let (input, _numbers) = x.input(stream, weights.layout.takes_numbers())?;
     let out = Tensor::zeros(stream, [x.n_tokens, w.n_neurons()])?;
-    let bias_memory = stream.memory(bias.map_or(0, size_of_val))?;
+    let bias_memory = stream.block(bias.map_or(0, size_of_val))?;
     let mut finish = Finish::NOTHING;
     if let Some(bias) = bias {
         stream.upload(bytemuck::cast_slice(bias), bias_memory.address())?;

@@ -68,19 +68,16 @@ static __device__ __forceinline__ float block_sum(float value, float *scratch) {
   return sum;
 }
 
-// What is done to a product with its bias; the numbers are those of `launch.rs`. A NaN stays one.
+// What is done to a product with its bias; the numbers are those of `steps.rs`. A NaN stays one.
 #define ACT_NONE 0
 #define ACT_ABOVE 1
 #define ACT_SILU 2
 #define ACT_GELU 3
-// 1 if the value reaches the threshold or is not a number, else 0.
-#define ACT_REACHES 4
 static __device__ __forceinline__ float activate(int act, float threshold, float value) {
   switch (act) {
     case ACT_ABOVE: return value <= threshold ? 0.f : value;
     case ACT_SILU: return value / (1.f + expf(-value));
     case ACT_GELU: return 0.5f * value * (1.f + erff(value * 0.70710678118654752f));
-    case ACT_REACHES: return value < threshold ? 0.f : 1.f;
     default: return value;
   }
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PinnedHostSlice,
@@ -17,21 +17,29 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::cuda_backend::{CudaStorage, WrapErr};
 use candle_core::{CudaDevice, Shape};
 
+use super::backend::{Backend, Block, Pinned};
 use super::queue::{Address, Arg, Launch, Queue};
 
 /// The compiled kernels: file and PTX.
-const PTX: [(&str, &str); 5] = [
+const PTX: [(&str, &str); 10] = [
+    ("attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx"))),
     ("compact", include_str!(concat!(env!("OUT_DIR"), "/compact.ptx"))),
     ("gate_estimate", include_str!(concat!(env!("OUT_DIR"), "/gate_estimate.ptx"))),
+    ("norm", include_str!(concat!(env!("OUT_DIR"), "/norm.ptx"))),
     ("quantize", include_str!(concat!(env!("OUT_DIR"), "/quantize.ptx"))),
+    ("residual", include_str!(concat!(env!("OUT_DIR"), "/residual.ptx"))),
+    ("rotary", include_str!(concat!(env!("OUT_DIR"), "/rotary.ptx"))),
     ("sparse_axpy", include_str!(concat!(env!("OUT_DIR"), "/sparse_axpy.ptx"))),
     ("sparse_matvec", include_str!(concat!(env!("OUT_DIR"), "/sparse_matvec.ptx"))),
+    ("token_norms", include_str!(concat!(env!("OUT_DIR"), "/token_norms.ptx"))),
 ];
 
 /// A stream of a device, with the kernels that were loaded.
 pub(crate) struct Stream {
     device: CudaDevice,
     stream: Arc<CudaStream>,
+    /// For copies that do not wait for all of it; made when first asked for.
+    aside: OnceLock<Arc<CudaStream>>,
     functions: Mutex<HashMap<String, CudaFunction>>,
 }
 
@@ -66,8 +74,16 @@ impl Stream {
 
     /// The stream that candle uses on a device.
     pub(crate) fn of(device: &CudaDevice) -> Self {
-        let functions = Mutex::new(HashMap::new());
-        Self { stream: device.cuda_stream(), device: device.clone(), functions }
+        let (functions, aside) = (Mutex::new(HashMap::new()), OnceLock::new());
+        Self { stream: device.cuda_stream(), aside, device: device.clone(), functions }
+    }
+
+    fn aside(&self) -> candle_core::Result<&CudaStream> {
+        if let Some(aside) = self.aside.get() {
+            return Ok(aside);
+        }
+        let made = self.stream.context().new_stream().w()?;
+        Ok(self.aside.get_or_init(|| made))
     }
 
     /// Bytes of the device's memory that are free, and all of them.
@@ -81,61 +97,14 @@ impl Stream {
         self.stream.context().name().w()
     }
 
-    /// Memory full of zeros, at a multiple of 256 bytes.
-    pub(crate) fn memory(&self, bytes: usize) -> candle_core::Result<Memory> {
-        let slice = self.stream.alloc_zeros::<u8>(bytes.max(1)).w()?;
-        let (address, _) = slice.device_ptr(&self.stream);
-        Ok(Memory { address: Address(address), slice })
+    /// Waits for all that was queued.
+    pub(crate) fn synchronize(&self) -> candle_core::Result<()> {
+        self.stream.synchronize().w()
     }
 
-    /// Memory of the host that nobody has written.
-    pub(crate) fn host_memory(&self, bytes: usize) -> candle_core::Result<HostMemory> {
-        let context = self.stream.context();
-        // SAFETY: the memory is unset, and any byte is a byte. Not write-combined, which is the default:
-        // the CPU reads it.
-        let mut pinned = unsafe { context.alloc_pinned_with_flags::<u8>(bytes.max(1), 0) }.w()?;
-        pinned.as_mut_slice().w()?.fill(0);
-        Ok(HostMemory { pinned, copied: context.new_event(None).w()? })
-    }
-
-    /// Copies bytes to the device and waits until they are there.
-    pub(crate) fn upload(&self, bytes: &[u8], to: Address) -> candle_core::Result<()> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.stream.context().bind_to_thread().w()?;
-        // SAFETY: `to` is memory of as many bytes, by the promise above, and `bytes` outlives the copy,
-        // which has ended when this returns.
-        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }.w()?;
-        self.synchronize()
-    }
-
-    /// Copies bytes from the device and waits until they are here.
-    pub(crate) fn download(&self, from: Address, bytes: &mut [u8]) -> candle_core::Result<()> {
-        self.stream.context().bind_to_thread().w()?;
-        // SAFETY: as for `upload`.
-        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) }.w()?;
-        self.synchronize()
-    }
-
-    /// Queues a copy to the device.
-    pub(crate) fn send(
+    fn copy_here(
         &self,
-        from: &HostMemory,
-        range: Range<usize>,
-        to: Address,
-    ) -> candle_core::Result<()> {
-        self.stream.context().bind_to_thread().w()?;
-        let bytes = &from.pinned.as_slice().w()?[range];
-        // SAFETY: `to` is memory of as many bytes, by the promise above. The host's memory is not
-        // written and not freed before the event that follows: `bytes_mut` and `drop` wait for it.
-        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }.w()?;
-        from.copied.record(&self.stream).w()
-    }
-
-    /// Queues a copy from the device.
-    pub(crate) fn receive(
-        &self,
+        stream: &CudaStream,
         from: Address,
         to: &mut HostMemory,
         range: Range<usize>,
@@ -144,23 +113,8 @@ impl Stream {
         let bytes = &mut to.pinned.as_mut_slice().w()?[range];
         // SAFETY: `from` is memory of as many bytes, by the promise above. The host's memory is not
         // read, written or freed before the event that follows: its methods and `drop` wait for it.
-        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) }.w()?;
-        to.copied.record(&self.stream).w()
-    }
-
-    /// An event that can be timed.
-    pub(crate) fn timer(&self) -> candle_core::Result<CudaEvent> {
-        self.stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).w()
-    }
-
-    /// Queues an event.
-    pub(crate) fn record(&self, event: &CudaEvent) -> candle_core::Result<()> {
-        event.record(&self.stream).w()
-    }
-
-    /// Waits for all that was queued.
-    pub(crate) fn synchronize(&self) -> candle_core::Result<()> {
-        self.stream.synchronize().w()
+        unsafe { result::memcpy_dtoh_async(bytes, from.0, stream.cu_stream()) }.w()?;
+        to.copied.record(stream).w()
     }
 
     fn function(&self, launch: &Launch<'_>) -> candle_core::Result<CudaFunction> {
@@ -203,18 +157,101 @@ impl Queue for Stream {
     }
 }
 
+impl Backend for Stream {
+    type Block = Memory;
+    type Pinned = HostMemory;
+    type Event = CudaEvent;
+
+    fn block(&self, n_bytes: usize) -> candle_core::Result<Memory> {
+        // SAFETY: the memory is unset, and any byte is a byte.
+        let slice = unsafe { self.stream.alloc::<u8>(n_bytes.max(1)) }.w()?;
+        let (address, _) = slice.device_ptr(&self.stream);
+        Ok(Memory { address: Address(address), slice })
+    }
+
+    fn pinned(&self, n_bytes: usize) -> candle_core::Result<HostMemory> {
+        let context = self.stream.context();
+        // SAFETY: as for `block`. Not write-combined, which is the default: the CPU reads it.
+        let mut pinned = unsafe { context.alloc_pinned_with_flags::<u8>(n_bytes.max(1), 0) }.w()?;
+        pinned.as_mut_slice().w()?.fill(0);
+        Ok(HostMemory { pinned, copied: context.new_event(None).w()? })
+    }
+
+    fn event(&self) -> candle_core::Result<CudaEvent> {
+        self.stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).w()
+    }
+
+    fn upload(&self, bytes: &[u8], to: Address) -> candle_core::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.stream.context().bind_to_thread().w()?;
+        // SAFETY: `to` is memory of as many bytes, by the promise above, and `bytes` outlives the copy,
+        // which has ended when this returns.
+        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }.w()?;
+        self.synchronize()
+    }
+
+    fn download(&self, from: Address, bytes: &mut [u8]) -> candle_core::Result<()> {
+        self.stream.context().bind_to_thread().w()?;
+        // SAFETY: as for `upload`.
+        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) }.w()?;
+        self.synchronize()
+    }
+
+    fn send(&self, from: &HostMemory, range: Range<usize>, to: Address) -> candle_core::Result<()> {
+        self.stream.context().bind_to_thread().w()?;
+        let bytes = &from.pinned.as_slice().w()?[range];
+        // SAFETY: `to` is memory of as many bytes, by the promise above. The host's memory is not
+        // written and not freed before the event that follows: `bytes_mut` and `drop` wait for it.
+        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }.w()?;
+        from.copied.record(&self.stream).w()
+    }
+
+    fn receive(
+        &self,
+        from: Address,
+        to: &mut HostMemory,
+        range: Range<usize>,
+    ) -> candle_core::Result<()> {
+        self.copy_here(&self.stream, from, to, range)
+    }
+
+    fn receive_after(
+        &self,
+        event: &CudaEvent,
+        from: Address,
+        to: &mut HostMemory,
+        range: Range<usize>,
+    ) -> candle_core::Result<()> {
+        // one event says when the last copy has ended, and the copies before may be on the other stream
+        to.copied.synchronize().w()?;
+        let aside = self.aside()?;
+        aside.wait(event).w()?;
+        self.copy_here(aside, from, to, range)
+    }
+
+    fn record(&self, event: &CudaEvent) -> candle_core::Result<()> {
+        event.record(&self.stream).w()
+    }
+
+    fn elapsed_ns(&self, from: &CudaEvent, to: &CudaEvent) -> candle_core::Result<u64> {
+        Ok((f64::from(from.elapsed_ms(to).w()?) * 1e6) as u64)
+    }
+}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream").field("device", &self.device).finish_non_exhaustive()
     }
 }
 
-impl Memory {
-    pub(crate) fn address(&self) -> Address {
+impl Block for Memory {
+    fn address(&self) -> Address {
         self.address
     }
 
-    pub(crate) fn len(&self) -> usize {
+    fn n_bytes(&self) -> usize {
         self.slice.len()
     }
 }
@@ -237,19 +274,17 @@ impl Tensor {
     }
 }
 
-impl HostMemory {
-    pub(crate) fn len(&self) -> usize {
+impl Pinned for HostMemory {
+    fn n_bytes(&self) -> usize {
         self.pinned.len()
     }
 
-    /// The bytes, once no copy is under way.
-    pub(crate) fn bytes(&self) -> candle_core::Result<&[u8]> {
+    fn bytes(&mut self) -> candle_core::Result<&[u8]> {
         self.copied.synchronize().w()?;
         self.pinned.as_slice().w()
     }
 
-    /// Likewise.
-    pub(crate) fn bytes_mut(&mut self) -> candle_core::Result<&mut [u8]> {
+    fn bytes_mut(&mut self) -> candle_core::Result<&mut [u8]> {
         self.copied.synchronize().w()?;
         self.pinned.as_mut_slice().w()
     }

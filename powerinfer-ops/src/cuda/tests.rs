@@ -1,21 +1,22 @@
-//! What needs a GPU: ignored, and run by `testing/cuda/device.sh`. Results are held to the CPU's; the
-//! same kernels are held to it without a GPU by `testing/hostsim`.
+//! What needs a GPU: ignored, and run by `testing/cuda/device.sh`. The same cases
+//! run without a GPU in `testing/hostsim`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod cases;
+mod dense_cases;
+mod dense_model;
 mod sweep;
 
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
-use super::row_layout::RowLayout;
-use crate::fast_device::{FastDevice, HeldFfn, HeldNeurons, HotRows, RowPredictor, open_cuda};
-use crate::{
-    Activation, ActivationMask, FfnCounts, FfnWeights, GateEstimate, LowBitFormat, NeuronIds,
-    NeuronMatrix, Neurons, WeightFormat, Workspace, ffn, linear, sparse_axpy, sparse_matvec,
-};
-use testing::{Seeded, assert_close, assert_same_bits};
+use super::row_layout;
+use crate::{ActivationMask, FastDevice, NeuronIds, linear, open_cuda, sparse_axpy, sparse_matvec};
+use cases::{bound, matrix};
+use row_layout::RowLayout;
+use testing::{Seeded, assert_close};
 
 const BUDGET: u64 = 8 << 30;
 
@@ -36,153 +37,99 @@ fn device_is_there() {
     }
 }
 
-fn matrix(format: WeightFormat, n: usize, d: usize, seed: u64) -> NeuronMatrix {
-    NeuronMatrix::from_f32(format, n, d, &Seeded::new(seed).normal(n * d)).unwrap()
-}
-
-fn network(format: WeightFormat, [n, d]: [usize; 2], gated: bool, drelu: bool) -> FfnWeights {
-    let up = gated.then(|| matrix(format, n, d, 2));
-    FfnWeights::new(matrix(format, n, d, 1), up, matrix(format, n, d, 3), Activation::Relu)
-        .unwrap()
-        .with_biases(Some(Seeded::new(4).normal(n)), None)
-        .unwrap()
-        .with_up_activation(drelu.then_some(Activation::Relu))
-}
-
-fn on_cpu(weights: &FfnWeights, neurons: Neurons<'_>, x: &[f32]) -> (Vec<f32>, FfnCounts) {
-    let x = Tensor::from_slice(x, (x.len() / weights.d_model(), weights.d_model()), &Device::Cpu);
-    let (y, counts) = ffn(weights, neurons, &x.unwrap(), &mut Workspace::default()).unwrap();
-    (y.flatten_all().unwrap().to_vec1().unwrap(), counts)
-}
-
-fn on_gpu(held: &dyn HeldFfn, neurons: HeldNeurons<'_>, x: &[f32]) -> (Vec<f32>, FfnCounts) {
-    let mut y = vec![0.0; x.len()];
-    let run = held.start(neurons, x).unwrap().wait(&mut y).unwrap();
-    (y, run.counts)
-}
-
-fn bound(expected: &[f32]) -> f32 {
-    let square: f32 = expected.iter().map(|y| y * y).sum();
-    1e-4 * (square / expected.len().max(1) as f32).sqrt() + f32::MIN_POSITIVE
-}
+const SIZE: cases::Size = [1500, 1056];
 
 #[test]
 #[ignore = "needs a GPU"]
 fn networks_are_the_cpu_s() {
-    let device = gpu();
-    for format in RowLayout::FORMATS {
-        for (gated, drelu) in [(true, false), (true, true), (false, false)] {
-            let [n, d] = [1500, 1056];
-            let weights = network(format, [n, d], gated, drelu);
-            let ids = NeuronIds::from_sorted(Seeded::new(5).ids(n, 0.6)).unwrap();
-            let picked = weights.pick(&ids).unwrap();
-            let rows = HotRows { weights: &weights, ids: &ids, density: None };
-            let held = device.hold(rows).unwrap();
-            for n_tokens in [1, 3, 40] {
-                let what = format!("{format}, gated {gated}, {n_tokens} tokens");
-                let x = Seeded::new(6).normal(n_tokens * d);
-                let (expected, counts) = on_cpu(&picked, Neurons::Firing, &x);
-                let (firing, found) = on_gpu(held.as_ref(), HeldNeurons::Firing, &x);
-                assert_close(&firing, &expected, bound(&expected), &what);
-                assert_eq!(found.fired, counts.fired, "{what}");
-                let (all, _) = on_gpu(held.as_ref(), HeldNeurons::All, &x);
-                assert_same_bits(&firing, &all, &what);
-                let picks: Vec<NeuronIds> = (0..n_tokens)
-                    .map(|t| {
-                        let ids = Seeded::new(t as u64).ids(ids.len(), 0.1);
-                        NeuronIds::from_sorted(ids).unwrap()
-                    })
-                    .collect();
-                let (expected, counts) = on_cpu(&picked, Neurons::FiringOf(&picks), &x);
-                let (some, found) = on_gpu(held.as_ref(), HeldNeurons::FiringOf(&picks), &x);
-                assert_close(&some, &expected, bound(&expected), &what);
-                assert_eq!((found.fired, found.picked), (counts.fired, counts.picked), "{what}");
-            }
-            let back = held.read_back().unwrap();
-            for row in [0, ids.len() - 1] {
-                assert_eq!(back.gate.row(row), picked.gate.row(row));
-                assert_eq!(back.down.row(row), picked.down.row(row));
-            }
-        }
-    }
+    cases::networks_are_the_cpu_s(gpu().as_ref(), SIZE);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn parts_of_a_network_on_both_sides_add_up_to_the_whole() {
-    let device = gpu();
-    let weights = network(WeightFormat::F16, [2000, 512], true, false);
-    let x = Seeded::new(8).normal(512);
-    let (expected, _) = on_cpu(&weights, Neurons::Firing, &x);
-    for share in [0.0, 0.17, 1.0] {
-        let hot = Seeded::new(9).ids(2000, share);
-        let cold: Vec<u32> = (0..2000).filter(|id| !hot.contains(id)).collect();
-        let (hot, cold) =
-            (NeuronIds::from_sorted(hot).unwrap(), NeuronIds::from_sorted(cold).unwrap());
-        let held = device.hold(HotRows { weights: &weights, ids: &hot, density: None }).unwrap();
-        let pending = held.start(HeldNeurons::Firing, &x).unwrap();
-        let (mut y, _) = on_cpu(&weights.pick(&cold).unwrap(), Neurons::Firing, &x);
-        pending.wait(&mut y).unwrap();
-        assert_close(&y, &expected, bound(&expected), format!("{share} hot"));
-    }
+    cases::parts_add_up_to_the_whole(gpu().as_ref(), SIZE);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn a_low_bit_copy_picks_what_it_picks_on_the_cpu() {
-    let device = gpu();
-    let weights = network(WeightFormat::F16, [1500, 1056], true, false);
-    let ids = NeuronIds::all(1500);
-    for format in LowBitFormat::ALL {
-        let held = device.hold(HotRows { weights: &weights, ids: &ids, density: None }).unwrap();
-        let bias = weights.gate_bias.as_deref();
-        let estimate = GateEstimate::new(format, &weights.gate, bias, Activation::Relu).unwrap();
-        assert!(held.hold_predictor(RowPredictor::Estimated(&estimate, 0.3)).unwrap());
-        for n_tokens in [1, 3, 40] {
-            let x = Seeded::new(6).normal(n_tokens * 1056);
-            let (expected, counts) = on_cpu(&weights, Neurons::Estimated(&estimate, 0.3), &x);
-            let (found, run) = on_gpu(held.as_ref(), HeldNeurons::Predicted(&[]), &x);
-            assert_close(&found, &expected, bound(&expected), format!("{format} bits"));
-            assert_eq!((run.picked, run.fired), (counts.picked, counts.fired), "{format} bits");
-        }
-    }
+    cases::a_low_bit_copy_picks_what_it_picks_on_the_cpu(gpu().as_ref(), SIZE);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn memory_is_given_back_and_a_budget_is_kept() {
-    let device = gpu();
-    let weights = network(WeightFormat::Q4_0, [512, 512], true, false);
-    let ids = NeuronIds::all(512);
-    let held = device.hold(HotRows { weights: &weights, ids: &ids, density: None }).unwrap();
-    let (with, rows) = (device.memory().held_bytes, held.size_bytes());
-    drop(held);
-    assert_eq!(device.memory().held_bytes, with - rows);
-    let small = open_cuda(0, Some(1 << 20)).unwrap();
-    let rows = HotRows { weights: &weights, ids: &ids, density: None };
-    assert!(matches!(small.hold(rows), Err(crate::OpError::DeviceBudget { .. })));
-    assert_eq!(small.memory().held_bytes, 0);
+    let open = |budget| open_cuda(0, Some(budget)).unwrap();
+    cases::memory_is_given_back_and_a_budget_is_kept(&open, SIZE);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn work_that_is_given_up_disturbs_nobody() {
+    cases::work_that_is_given_up_disturbs_nobody(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn work_is_waited_for_in_any_order() {
+    cases::work_is_waited_for_in_any_order(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_does_not_fit_is_refused() {
+    cases::what_does_not_fit_is_refused(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn passes_are_the_cpu_s_in_every_kind_of_model() {
     let device = gpu();
-    let weights = network(WeightFormat::F16, [700, 256], true, false);
-    let ids = NeuronIds::all(700);
-    let held = device.hold(HotRows { weights: &weights, ids: &ids, density: None }).unwrap();
-    let x = Seeded::new(1).normal(256);
-    let (expected, _) = on_gpu(held.as_ref(), HeldNeurons::Firing, &x);
-    for _ in 0..10 {
-        drop(held.start(HeldNeurons::All, &Seeded::new(2).normal(256 * 40)).unwrap());
+    for kind in dense_cases::kinds() {
+        dense_cases::passes_are_the_cpu_s(device.as_ref(), kind, &[300, 1, 3, 20]);
     }
-    let (again, _) = on_gpu(held.as_ref(), HeldNeurons::Firing, &x);
-    assert_same_bits(&again, &expected, "the same input");
-    let pending = held.start(HeldNeurons::Firing, &x).unwrap();
-    drop(held);
-    let mut y = vec![0.0; 256];
-    let _ = pending.wait(&mut y).unwrap();
-    assert_same_bits(&y, &expected, "rows that were given up under way");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sequences_are_cut_and_copied() {
+    let device = gpu();
+    for kind in dense_cases::kinds() {
+        dense_cases::sequences_are_cut_and_copied(device.as_ref(), kind);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sessions_do_not_disturb_each_other() {
+    dense_cases::sessions_do_not_disturb_each_other(gpu().as_ref(), dense_cases::kinds()[0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn slots_are_what_was_written() {
+    dense_cases::slots_are_what_was_written(gpu().as_ref(), dense_cases::kinds()[0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_network_in_a_slot_is_that_of_the_host() {
+    dense_cases::a_network_in_a_slot_is_that_of_the_host(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_budget_is_kept_by_sequences() {
+    let open = |budget| open_cuda(0, Some(budget)).unwrap();
+    dense_cases::a_budget_is_kept(&open, dense_cases::kinds()[0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn parts_are_for_their_own_device() {
+    dense_cases::parts_are_for_their_own_device(gpu().as_ref(), gpu().as_ref());
+    dense_cases::what_does_not_fit_is_refused(gpu().as_ref());
 }
 
 #[test]

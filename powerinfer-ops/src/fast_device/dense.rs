@@ -170,11 +170,13 @@ pub trait DeviceSequence: fmt::Debug + Send + Sync {
     /// that position on is forgotten. `angles` are cosines and sines, `[n_tokens, d_head / 2]` each, by
     /// which heads are turned: the values `i` and `i + d_head / 2` by the same angle.
     ///
-    /// Keys and values come with use and stay within the device's budget.
+    /// Keys and values come with use and stay within the device's budget. What is left of a pass that
+    /// failed is forgotten: networks that were started and what they did.
     ///
     /// # Errors
-    /// [`OpError::DeviceBudget`], [`OpError::Shape`] for angles of another length,
-    /// [`OpError::DeviceFailed`]. Positions before the first stay as they are.
+    /// [`OpError::DeviceBudget`], [`OpError::Allocation`], [`OpError::Shape`] for angles of another length
+    /// and for a first position behind what was there, [`OpError::DeviceFailed`]. Positions before the
+    /// first stay as they are.
     fn begin(
         &mut self,
         first_position: usize,

@@ -21,6 +21,7 @@ use rayon::prelude::*;
 
 use super::predictor::{Seen, nanoseconds};
 use super::{FfnCounts, FfnWeights, Neurons, Run};
+use crate::cpu::GROUP;
 use crate::cpu::low_bit::{GROUP_ROWS, LowBitKernels};
 use crate::cpu::rows::{self, CHUNK_ROWS};
 use crate::matrix::NeuronMatrix;
@@ -120,6 +121,42 @@ impl Run<'_> {
     }
 }
 
+/// The row of the neuron `ids[0][k]` of the first matrix, and behind its last one those of the second:
+/// what is asked for while the first ones are read. Where there is nothing to ask for, the last row
+/// again.
+fn row_of<'a>(
+    [matrix, next]: [&'a NeuronMatrix; 2],
+    [ids, next_ids]: [&[u32]; 2],
+    k: usize,
+) -> &'a [u8] {
+    match (ids.get(k), next_ids.get(k.saturating_sub(ids.len()))) {
+        (Some(&id), _) => matrix.row(id as usize),
+        (None, Some(&id)) => next.row(id as usize),
+        (None, None) => matrix.row(ids[ids.len() - 1] as usize),
+    }
+}
+
+/// The first neurons from `end` on whose gates are read, as far as that is known before a predictor
+/// runs; `consecutive` lends the memory for them.
+fn first_after<'a>(
+    neurons: Neurons<'a>,
+    end: usize,
+    n_neurons: usize,
+    consecutive: &'a mut [u32; GROUP],
+) -> &'a [u32] {
+    match neurons {
+        Neurons::All | Neurons::Firing => {
+            consecutive.iter_mut().zip(end..).for_each(|(id, row)| *id = row as u32);
+            &consecutive[..GROUP.min(n_neurons - end)]
+        }
+        Neurons::FiringOf(picks) => {
+            let ids = picks[0].as_slice();
+            &ids[ids.partition_point(|&id| (id as usize) < end)..]
+        }
+        Neurons::Estimated(..) | Neurons::Scored(_) => &[],
+    }
+}
+
 /// Bytes that are read for sure.
 fn bytes_at_least(neurons: Neurons<'_>, weights: &FfnWeights) -> usize {
     match neurons {
@@ -146,6 +183,8 @@ impl Chunk {
     ) {
         let (weights, kernels) = (run.weights, run.kernels);
         let n_rows = rows.len();
+        let mut consecutive = [0; GROUP];
+        let after = first_after(neurons, rows.end, weights.n_neurons(), &mut consecutive);
         let (picked, n_candidates) = self.start(run, neurons, seen, rows);
         let fired = self.n_firing(n_candidates);
         let read_all = n_candidates == n_rows && most_of(fired, n_rows);
@@ -155,7 +194,8 @@ impl Chunk {
         if let Some(matrix) = &weights.up {
             let ids = &self.ids[..n];
             let row_ops = kernels.primitives(matrix.format());
-            rows::dot_rows(row_ops, |k| matrix.row(ids[k] as usize), run.x, &mut self.up[..n]);
+            let row = |k| row_of([matrix, &weights.down], [ids, ids], k);
+            rows::dot_rows(row_ops, row, run.x, &mut self.up[..n]);
             for k in 0..n {
                 self.h[k] = weights.gated(self.ids[k] as usize, self.h[k], self.up[k]);
             }
@@ -164,7 +204,8 @@ impl Chunk {
         let (ids, down) = (&self.ids[..n_down], &weights.down);
         let row_ops = kernels.primitives(down.format());
         sum.fill(0.0);
-        rows::axpy_entries(row_ops, |k| down.row(ids[k] as usize), &self.h[..n_down], sum);
+        let row = |k| row_of([down, &weights.gate], [ids, after], k);
+        rows::axpy_entries(row_ops, row, &self.h[..n_down], sum);
         let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
         let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + n_down * down.row_bytes();
         let ran = if matches!(neurons, Neurons::All) { n_down } else { self.n_firing(n_down) };
@@ -201,7 +242,11 @@ impl Chunk {
         let (ids, h) = (&self.ids[..len], &mut self.h[..len]);
         let gate = &run.weights.gate;
         let row_ops = run.kernels.primitives(gate.format());
-        rows::dot_rows(row_ops, |k| gate.row(ids[k] as usize), run.x, h);
+        let next = run.weights.up.as_ref().unwrap_or(&run.weights.down);
+        // of all gates few fire, and not the first ones
+        let next = if picked < rows.len() && !all { (next, ids) } else { (gate, &[][..]) };
+        let row = |k| row_of([gate, next.0], [ids, next.1], k);
+        rows::dot_rows(row_ops, row, run.x, h);
         for ((h, &id), left_out) in h.iter_mut().zip(ids).zip(left_out) {
             *h = if left_out { 0.0 } else { run.weights.activate(id as usize, *h) };
         }
@@ -234,7 +279,7 @@ impl Chunk {
             }
             (Neurons::Scored(scores), Seen::Hidden(hidden)) => {
                 let row_ops = run.kernels.primitives(scores.rows.format());
-                let row = |k| scores.rows.row(rows.start + k);
+                let row = |k: usize| scores.rows.row((rows.start + k).min(rows.end - 1));
                 rows::dot_rows(row_ops, row, hidden, &mut self.h[..rows.len()]);
                 let mut len = 0;
                 for (k, row) in rows.enumerate() {

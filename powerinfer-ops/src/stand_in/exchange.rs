@@ -1,5 +1,8 @@
 //! What goes to the device and comes back: buffers that are reused.
 
+use std::time::Duration;
+
+use super::ModelledSpeed;
 use crate::error::OpError;
 use crate::fast_device::{HeldNeurons, HeldRun};
 use crate::mask::NeuronIds;
@@ -18,6 +21,8 @@ pub(super) enum Asked {
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
     pub(super) asked: Asked,
+    /// Whether input and output stay on the device.
+    pub(super) in_place: bool,
     /// `[n_tokens, d_model]`
     pub(super) x: Vec<f32>,
     /// Lists of local ids; as many as tokens count.
@@ -31,7 +36,8 @@ pub(super) struct Exchange {
 
 impl Exchange {
     /// Takes copies of what the work needs.
-    pub(super) fn fill(&mut self, neurons: HeldNeurons<'_>, x: &[f32]) {
+    pub(super) fn fill(&mut self, neurons: HeldNeurons<'_>, x: &[f32], in_place: bool) {
+        self.in_place = in_place;
         copy(&mut self.x, x);
         self.hidden.clear();
         self.run = HeldRun::default();
@@ -51,13 +57,25 @@ impl Exchange {
         };
     }
 
-    /// Bytes that cross the link: `x`, the ids, hidden values, and `y`.
-    pub(super) fn link_bytes(&self, n_tokens: usize) -> u64 {
+    /// How long the work takes under a model: `x`, the ids, hidden values and `y` cross the link, or, in
+    /// place, only ids and hidden values.
+    pub(super) fn duration(
+        &self,
+        speed: ModelledSpeed,
+        weight_bytes: u64,
+        n_tokens: usize,
+    ) -> Duration {
         let picks = match self.asked {
             Asked::FiringOf => self.picks.iter().take(n_tokens).map(NeuronIds::len).sum(),
             _ => 0,
         };
-        ((2 * self.x.len() + self.hidden.len() + picks) * size_of::<f32>()) as u64
+        let bytes = |values: usize| (values * size_of::<f32>()) as u64;
+        let brought = self.hidden.len() + picks;
+        match self.in_place {
+            false => speed.duration(weight_bytes, bytes(2 * self.x.len() + brought)),
+            true if brought > 0 => speed.work(weight_bytes) + speed.crossing(bytes(brought)),
+            true => speed.work(weight_bytes),
+        }
     }
 
     /// Adds the output to `y`.

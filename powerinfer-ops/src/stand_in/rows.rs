@@ -6,11 +6,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
 
 use super::exchange::Exchange;
-use super::executor::{Answer, Job, TOKENS_AT_ONCE};
-use super::{NAME, Shared, StandInFailure, failed};
+use super::executor::{Answer, Job, TOKENS_AT_ONCE, Work};
+use super::sequence::own;
+use super::shared::{Scratch, Shared};
+use super::{NAME, StandInFailure, failed};
 use crate::error::OpError;
 use crate::fast_device::{
-    HeldFfn, HeldNeurons, HeldRun, HeldShape, HotRows, PendingFfn, RowPredictor,
+    DeviceSequence, HeldFfn, HeldNeurons, HeldRun, HeldShape, HotRows, PendingFfn, RowPredictor,
+    Slot,
 };
 use crate::ffn::{FfnWeights, NeuronScores, Neurons};
 use crate::gate_estimate::GateEstimate;
@@ -26,6 +29,8 @@ const DENSE_FROM: f64 = 0.75;
 pub(super) struct HeldRows {
     pub(super) weights: FfnWeights,
     pub(super) predictor: OnceLock<HeldPredictor>,
+    /// `[d_model]`
+    pub(super) down_bias: OnceLock<Vec<f32>>,
     /// Whether so many fire that all are computed.
     pub(super) is_dense: bool,
     bytes: AtomicU64,
@@ -80,7 +85,13 @@ impl HeldPredictor {
     }
 }
 
-fn resident(matrix: &NeuronMatrix, n_rows: usize) -> Result<usize, OpError> {
+/// What networks of that many neurons, values of a token and columns of a predictor grow scratch to.
+fn ffn_scratch(shape: [usize; 3]) -> Scratch {
+    let ffn = Workspace::ffn_bytes_at_most(shape, TOKENS_AT_ONCE);
+    Scratch { ffn, ..Scratch::default() }
+}
+
+pub(super) fn resident(matrix: &NeuronMatrix, n_rows: usize) -> Result<usize, OpError> {
     NeuronMatrix::resident_bytes(matrix.format(), n_rows, matrix.d_model())
 }
 
@@ -98,12 +109,12 @@ impl HeldRows {
         }
         let biases = [&weights.gate_bias, &weights.up_bias].into_iter().flatten().count();
         let bytes = (bytes + biases * n * size_of::<f32>()) as u64;
-        let scratch = Workspace::ffn_bytes_at_most([n, d_model, 0], TOKENS_AT_ONCE);
-        shared.reserve(bytes, scratch)?;
+        shared.reserve(bytes, ffn_scratch([n, d_model, 0]))?;
         let weights = weights.copy(ids).inspect_err(|_| shared.give_back(bytes))?;
         let is_dense = hot.density.is_some_and(|density| density >= DENSE_FROM);
-        let (predictor, shared) = (OnceLock::new(), Arc::clone(shared));
-        Ok(Self { weights, predictor, is_dense, bytes: bytes.into(), shared })
+        let shared = Arc::clone(shared);
+        let (predictor, down_bias) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { weights, predictor, down_bias, is_dense, bytes: bytes.into(), shared })
     }
 
     /// Takes the part of the budget of a predictor's rows, then holds them.
@@ -114,16 +125,29 @@ impl HeldRows {
         let columns = if predictor.rank() == 0 { d_model } else { found[1] };
         let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
         OpError::check_shape(op, what, &[n, columns], &found)?;
-        let shape = [n, d_model, predictor.rank()];
-        let scratch = Workspace::ffn_bytes_at_most(shape, TOKENS_AT_ONCE);
+        let scratch = ffn_scratch([n, d_model, predictor.rank()]);
         let bytes = predictor.bytes()? as u64;
         self.shared.reserve(bytes, scratch)?;
-        match self.predictor.set(predictor) {
-            Ok(()) => _ = self.bytes.fetch_add(bytes, Ordering::Relaxed),
-            // there is one already
-            Err(_) => self.shared.give_back(bytes),
-        }
+        self.count(bytes, self.predictor.set(predictor).is_ok());
         Ok(())
+    }
+
+    /// Takes the part of the budget of the bias of down, then holds it.
+    fn add_down_bias(&self, bias: &[f32]) -> Result<(), OpError> {
+        let (op, what) = ("HeldFfn::hold_down_bias", "the bias of down");
+        OpError::check_shape(op, what, &[self.weights.d_model()], &[bias.len()])?;
+        let bytes = size_of_val(bias) as u64;
+        self.shared.reserve(bytes, Scratch::default())?;
+        self.count(bytes, self.down_bias.set(bias.to_vec()).is_ok());
+        Ok(())
+    }
+
+    /// Counts bytes that were taken, or gives them back where there was such a thing already.
+    fn count(&self, bytes: u64, is_new: bool) {
+        match is_new {
+            true => _ = self.bytes.fetch_add(bytes, Ordering::Relaxed),
+            false => self.shared.give_back(bytes),
+        }
     }
 
     /// What work on the rows is checked against.
@@ -160,6 +184,25 @@ impl StandInFfn {
             fault: None,
         }
     }
+
+    fn queue(
+        &self,
+        neurons: HeldNeurons<'_>,
+        x: &[f32],
+        in_place: bool,
+    ) -> Result<Pending, OpError> {
+        self.rows.shape().check(neurons, x)?;
+        let shared = &self.rows.shared;
+        let mut exchange = shared.take_exchange();
+        exchange.fill(neurons, x, in_place);
+        let (answer, pending) = channel();
+        shared.send(Job {
+            work: Work::Network { rows: Arc::clone(&self.rows), exchange, answer },
+            #[cfg(test)]
+            fault: self.fault,
+        })?;
+        Ok(Pending { shared: Arc::clone(shared), answer: pending })
+    }
 }
 
 impl HeldFfn for StandInFfn {
@@ -183,21 +226,26 @@ impl HeldFfn for StandInFfn {
         self.rows.predictor.get().is_some()
     }
 
+    fn hold_down_bias(&self, bias: &[f32]) -> Result<bool, OpError> {
+        self.rows.add_down_bias(bias).map(|()| true)
+    }
+
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {
-        self.rows.shape().check(neurons, x)?;
-        let shared = &self.rows.shared;
-        let mut exchange = shared.take_exchange();
-        exchange.fill(neurons, x);
-        let (answer, pending) = channel();
-        let job = Job {
-            rows: Arc::clone(&self.rows),
-            exchange,
-            answer,
-            #[cfg(test)]
-            fault: self.fault,
-        };
-        shared.queue.send(job).map_err(|_| failed(StandInFailure::Gone))?;
-        Ok(Box::new(Pending { shared: Arc::clone(shared), answer: pending }))
+        Ok(Box::new(self.queue(neurons, x, false)?))
+    }
+
+    fn start_in(
+        &self,
+        neurons: HeldNeurons<'_>,
+        sequence: &mut dyn DeviceSequence,
+        from: Slot,
+    ) -> Result<(), OpError> {
+        let sequence = own(&self.rows.shared, sequence)?;
+        sequence.check_width("HeldFfn::start_in", self.d_model())?;
+        sequence.settle()?;
+        let pending = self.queue(neurons, sequence.tokens()?.slot(from), true)?;
+        sequence.set_started(pending, Arc::clone(&self.rows));
+        Ok(())
     }
 
     fn read_back(&self) -> Result<FfnWeights, OpError> {
@@ -206,18 +254,28 @@ impl HeldFfn for StandInFfn {
 }
 
 /// Work in the queue.
-struct Pending {
+pub(super) struct Pending {
     shared: Arc<Shared>,
     answer: Receiver<Answer>,
 }
 
-impl PendingFfn for Pending {
-    fn wait(self: Box<Self>, y: &mut [f32]) -> Result<HeldRun, OpError> {
+impl Pending {
+    /// Waits for the work, hands its output `[n_tokens, d_model]` on and says what it did.
+    pub(super) fn finish(
+        self,
+        take: impl FnOnce(&Exchange) -> Result<(), OpError>,
+    ) -> Result<HeldRun, OpError> {
         // an executor that is gone has dropped the other end
         let exchange: Exchange = self.answer.recv().map_err(|_| failed(StandInFailure::Gone))??;
-        let (added, run) = (exchange.add_to(y), exchange.run);
+        let (taken, run) = (take(&exchange), exchange.run);
         self.shared.return_exchange(exchange);
-        added.map(|()| run)
+        taken.map(|()| run)
+    }
+}
+
+impl PendingFfn for Pending {
+    fn wait(self: Box<Self>, y: &mut [f32]) -> Result<HeldRun, OpError> {
+        self.finish(|exchange| exchange.add_to(y))
     }
 }
 

@@ -17,6 +17,11 @@ pub(super) enum Fault {
     Death,
 }
 
+/// Does as a planted fault says.
+pub(super) fn strike(fault: Option<Fault>) {
+    assert!(!matches!(fault, Some(Fault::Panic)), "planted");
+}
+
 const N: usize = 700;
 const D: usize = 64;
 
@@ -91,7 +96,7 @@ fn every_kind_of_work_gives_what_the_cpu_gives() {
                     assert_eq!(run.counts.fired, fired);
                 }
             }
-            assert!(device.scratch_bytes() <= device.shared.ledger().scratch_bytes);
+            assert!(device.scratch_bytes() <= device.shared.ledger().scratch.bytes());
         }
     }
 }
@@ -124,7 +129,7 @@ fn the_budget_holds_and_memory_comes_back() {
         let device = device(1);
         let held = device.hold(hot).unwrap();
         let memory = device.memory();
-        let scratch = device.shared.ledger().scratch_bytes;
+        let scratch = device.shared.ledger().scratch.bytes();
         assert_eq!(memory.held_bytes, held.size_bytes() + scratch);
         assert_eq!(device.workspace_bytes(ids.len(), D, 0), scratch);
         let copied = held.read_back().unwrap();
@@ -146,7 +151,7 @@ fn the_budget_holds_and_memory_comes_back() {
     let pending = held.start(HeldNeurons::All, &vec![0.5; D]).unwrap();
     drop(held);
     let _ = pending.wait(&mut [0.0; D]).unwrap();
-    assert_eq!(device.memory().held_bytes, device.shared.ledger().scratch_bytes);
+    assert_eq!(device.memory().held_bytes, device.shared.ledger().scratch.bytes());
     assert!(device.hold(hot).is_ok());
     assert_eq!(device.memory().peak_bytes, needed);
     let small = StandIn::new(StandInOptions::new(needed - 1)).unwrap();
@@ -211,7 +216,7 @@ fn what_does_not_fit_is_refused() {
     let by_output =
         FfnWeights::with_down_by_output(m(), None, by_output, Activation::Relu).unwrap();
     assert!(matches!(hold(&by_output, &ids), Err(OpError::DownByOutput { .. })));
-    let scratch = device.shared.ledger().scratch_bytes;
+    let scratch = device.shared.ledger().scratch.bytes();
     assert_eq!(device.memory().held_bytes, scratch, "nothing is held of what was refused");
 
     let held = hold(&weights, &ids).unwrap();

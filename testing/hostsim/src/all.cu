@@ -4,6 +4,8 @@
 #include "gate_estimate.cu"
 #include "norm.cu"
 #include "quantize.cu"
+#include "residual.cu"
 #include "rotary.cu"
 #include "sparse_axpy.cu"
 #include "sparse_matvec.cu"
+#include "token_norms.cu"

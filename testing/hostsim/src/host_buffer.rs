@@ -52,6 +52,18 @@ impl HostBuffer {
         Self::of_bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
     }
 
+    /// Its length.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Where it is.
     #[must_use]
     pub fn address(&self) -> Address {

@@ -59,6 +59,8 @@ mutants! {
     QuantizeReduction = hostsim_quantize_short_reduction, "Half of a block decides its scale.";
     EstimateOrder = hostsim_gate_estimate_wrong_order, "Adds blocks in another order than the CPU.";
     NormBarrier = hostsim_norm_missing_barrier, "A sum is read before it is written.";
+    ResidualGuard = hostsim_residual_missing_guard, "Adds to what lies behind the last token.";
+    TokenNormsBarrier = hostsim_token_norms_missing_barrier, "Squares are added before they are there.";
     RotaryGuard = hostsim_rotary_missing_guard, "Turns what lies behind the last head.";
     AttentionBarrier = hostsim_attention_missing_barrier, "Scores are read before they are written.";
     AttentionReduction = hostsim_attention_short_reduction, "Half of a head is multiplied.";

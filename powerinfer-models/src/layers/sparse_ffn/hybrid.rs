@@ -6,7 +6,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 use powerinfer_core::{Error, Result, Step};
 use powerinfer_ops::{
-    HeldNeurons, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor, hybrid_ffn,
+    DeviceMemory, HeldNeurons, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor, hybrid_ffn,
 };
 use powerinfer_predictor::FfnInputs;
 
@@ -46,12 +46,20 @@ impl SparseFfn {
     }
 
     /// Lets the fast device run its part of the predictor; `false` if there is such a part and it
-    /// stays on the CPU.
-    pub(crate) fn hold_predictor(&self) -> Result<bool> {
+    /// stays on the CPU, as it does where it would leave the device less than `free_bytes` of `memory`.
+    pub(crate) fn hold_predictor(&self, memory: DeviceMemory, free_bytes: u64) -> Result<bool> {
         let Some(hot) = &self.hot else { return Ok(true) };
         let Some(rows) = self.split_predictor.as_ref().and_then(|split| split.hot.rows()) else {
             return Ok(self.predictor.is_none());
         };
+        let needed = match rows {
+            RowPredictor::Estimated(copy, _) => copy.resident_bytes(),
+            RowPredictor::Scored(rows, _) => rows.size_bytes(),
+        };
+        let left = memory.budget_bytes.saturating_sub(memory.held_bytes);
+        if free_bytes > 0 && left.saturating_sub(needed as u64) < free_bytes {
+            return Ok(false);
+        }
         match hot.held().hold_predictor(rows) {
             Err(OpError::DeviceBudget { .. }) => Ok(false),
             held => Ok(held?),
@@ -77,10 +85,7 @@ impl SparseFfn {
             LayerNeurons::All => (HeldNeurons::All, Neurons::All),
             LayerNeurons::Firing => (HeldNeurons::Firing, Neurons::Firing),
             LayerNeurons::FiringOf(picks) => {
-                let sides = [Some(hot.ids()), self.shards[0].ids()];
-                for (lists, ids) in lists.iter_mut().zip(sides) {
-                    restrict(picks, ids, lists);
-                }
+                self.restrict_to_sides(hot, picks, &mut lists);
                 (HeldNeurons::FiringOf(&lists[0]), Neurons::FiringOf(&lists[1]))
             }
         };
@@ -125,12 +130,31 @@ impl SparseFfn {
         layer: usize,
         step: &mut Step,
     ) -> Result<Tensor> {
-        let began = Instant::now();
         let (mut hidden, mut lists) =
             (std::mem::take(&mut step.hidden), std::mem::take(&mut step.split_picks));
         let [hot_list, cold_list] = &mut lists;
+        let scratch = (&mut hidden, hot_list, cold_list);
+        let sides = self.predicted_sides((hot, predictor), inputs, scratch, step)?;
+        let sum = self.both_sides(hot, inputs.normed, sides, layer, step);
+        (step.hidden, step.split_picks) = (hidden, lists);
+        sum
+    }
+
+    /// What each side is to run; scratch memory for hidden values and the lists of both.
+    pub(super) fn predicted_sides<'a>(
+        &self,
+        (hot, predictor): (&HotShard, &'a SplitPredictor),
+        inputs: &FfnInputs<'_>,
+        (hidden, hot_list, cold_list): (
+            &'a mut Vec<f32>,
+            &'a mut Vec<NeuronIds>,
+            &'a mut Vec<NeuronIds>,
+        ),
+        step: &mut Step,
+    ) -> Result<(HeldNeurons<'a>, Neurons<'a>)> {
+        let began = Instant::now();
         let mut bytes = predictor.cold.bytes_before();
-        let cold = match predictor.cold.fused(inputs, &mut hidden).map_err(model_error)? {
+        let cold = match predictor.cold.fused(inputs, hidden).map_err(model_error)? {
             Some(neurons) => neurons,
             None => {
                 predictor.cold.predict(inputs, cold_list).map_err(model_error)?;
@@ -154,9 +178,20 @@ impl SparseFfn {
         };
         step.stats.predictor_ns += nanoseconds(began);
         step.stats.weight_bytes += bytes as u64;
-        let sum = self.both_sides(hot, inputs.normed, (hot_neurons, cold), layer, step);
-        (step.hidden, step.split_picks) = (hidden, lists);
-        sum
+        Ok((hot_neurons, cold))
+    }
+
+    /// The part of each list that is hot, and the part that is cold, in their own ids.
+    pub(super) fn restrict_to_sides(
+        &self,
+        hot: &HotShard,
+        picks: &[NeuronIds],
+        lists: &mut [Vec<NeuronIds>; 2],
+    ) {
+        let sides = [Some(hot.ids()), self.shards[0].ids()];
+        for (lists, ids) in lists.iter_mut().zip(sides) {
+            restrict(picks, ids, lists);
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 use candle_core::{DType, Device, Tensor};
 use testing::Seeded;
 
-use super::super::matrix::CudaMatrix;
+use super::super::backend::{Backend, Block};
+use super::super::matrix::DeviceMatrix;
 use super::super::queue::Address;
 use super::super::steps::{
     Addends, DeviceInput, Finish, Numbers, Parts, Rows, Values, axpy, matvec, n_blocks, quantize,
@@ -26,13 +27,13 @@ type Result<T> = candle_core::Result<T>;
 /// Seconds that a repetition takes.
 fn time(stream: &Stream, mut run: impl FnMut(usize) -> Result<()>) -> Result<f64> {
     (0..WARM_UP).try_for_each(&mut run)?;
-    let (began, ended) = (stream.timer()?, stream.timer()?);
+    let (began, ended) = (stream.event()?, stream.event()?);
     stream.record(&began)?;
     (0..REPETITIONS).try_for_each(&mut run)?;
     stream.record(&ended)?;
     stream.synchronize()?;
-    let ms = began.elapsed_ms(&ended).map_err(candle_core::Error::wrap)?;
-    Ok(f64::from(ms) / 1e3 / REPETITIONS as f64)
+    let ns = stream.elapsed_ns(&began, &ended)?;
+    Ok(ns as f64 / 1e9 / REPETITIONS as f64)
 }
 
 /// Bytes a second that are read and written when memory is copied.
@@ -61,7 +62,7 @@ impl Lists {
                     ids.partition_point(|&id| (id as usize) < part * parts.len) as u32
                 }));
             values.extend(&ids);
-            let memory = stream.memory(size_of_val(values.as_slice()))?;
+            let memory = stream.block(size_of_val(values.as_slice()))?;
             stream.upload(bytemuck::cast_slice(&values), memory.address())?;
             lists.memory.push(memory);
             lists.n = ids.len();
@@ -91,7 +92,7 @@ impl Scratch {
         let sizes =
             [d * 4, blocks * 32, blocks * 8, 256, n * 4, Parts::of(n).sums_bytes(1, d), d * 4];
         let aligned = sizes.map(|bytes| bytes.next_multiple_of(256));
-        let memory = stream.memory(aligned.iter().sum())?;
+        let memory = stream.block(aligned.iter().sum())?;
         let mut at = memory.address();
         let mut places = [Address::NULL; 7];
         for (place, bytes) in places.iter_mut().zip(aligned) {
@@ -108,7 +109,11 @@ impl Scratch {
 }
 
 /// Copies of a random matrix, enough to fill no cache.
-fn matrices(stream: &Stream, format: WeightFormat, [n, d]: [usize; 2]) -> Result<Vec<CudaMatrix>> {
+fn matrices(
+    stream: &Stream,
+    format: WeightFormat,
+    [n, d]: [usize; 2],
+) -> Result<Vec<DeviceMatrix<Stream>>> {
     // the speed does not depend on the values: one block of rows, over and over
     let some = NeuronMatrix::from_f32(format, 64, d, &Seeded::new(3).normal(64 * d));
     let some = some.map_err(candle_core::Error::wrap)?;
@@ -118,7 +123,7 @@ fn matrices(stream: &Stream, format: WeightFormat, [n, d]: [usize; 2]) -> Result
     });
     let whole = whole.map_err(candle_core::Error::wrap)?;
     let copies = ROTATED_BYTES.div_ceil(whole.size_bytes()).max(2);
-    (0..copies).map(|_| CudaMatrix::of_rows(stream, &whole, None)).collect()
+    (0..copies).map(|_| DeviceMatrix::of_rows(stream, &whole, None)).collect()
 }
 
 fn dense_seconds(device: &Device, stream: &Stream, [n, d]: [usize; 2]) -> Result<f64> {

@@ -83,7 +83,9 @@ impl Case {
             scale: 1.0 / (d_head as f32).sqrt(),
             slopes: if self.alibi { slopes.address() } else { Address::NULL },
         };
-        let parts = HostBuffer::new(queries.parts_bytes(d_head));
+        let parts = HostBuffer::new(
+            queries.n_tokens * queries.n_heads * queries.n_chunks() * (d_head + 2) * 4,
+        );
         let out = HostBuffer::new(n_tokens * n_heads * d_head * 4);
         attention(queue, &queries, &cache, parts.address(), out.address()).map_err(error)?;
         let buffers = [&keys_there, &values_there, &parts, &out];

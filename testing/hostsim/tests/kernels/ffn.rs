@@ -8,12 +8,12 @@ use hostsim::queue::Address;
 use hostsim::row_layout::{LowBitLayout, RowLayout};
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{
-    Activation, FfnCounts, FfnWeights, GateEstimate, LowBitFormat, NeuronIds, NeuronScores,
-    Neurons, WeightFormat, Workspace,
+    Activation, FfnCounts, FfnWeights, GateEstimate, LowBitFormat, NeuronIds, Neurons,
+    WeightFormat, Workspace,
 };
 use testing::{Seeded, assert_close, assert_same_bits};
 
-use crate::device::{Tokens, Weights};
+use crate::device::Weights;
 
 /// What distinguishes a network.
 #[derive(Debug, Clone, Copy)]
@@ -211,26 +211,6 @@ fn a_low_bit_copy_picks_on_the_device_what_it_picks_on_the_cpu() {
             assert_close(&found, &expected, bound(&expected), format!("{format} bits"));
             assert_eq!(u64::from(on_device[1]), counts.picked, "{format} bits");
             assert_eq!(u64::from(on_device[3]), counts.fired, "{format} bits");
-        }
-    }
-}
-
-#[test]
-fn a_last_layer_picks_on_the_device_what_it_picks_on_the_cpu() {
-    let network = Network::random(KINDS[0], WeightFormat::Q4_0, [150, 96], 3);
-    for format in [WeightFormat::F32, WeightFormat::Q8_0] {
-        let rows = Weights::random(format, 150, 32, 6);
-        for n_tokens in [1, 2] {
-            let hidden = Tokens::random(n_tokens, 32, 7);
-            let x = Seeded::new(8).normal(n_tokens * 96);
-            let scores = NeuronScores { rows: &rows.host, hidden: &hidden.values, threshold: 0.4 };
-            let (expected, counts) = network.on_cpu(Neurons::Scored(scores), &x);
-            let (device_rows, input) = (rows.rows(), hidden.input());
-            let wanted = Wanted::Scored(&device_rows, &input, 0.4);
-            let (found, on_device) = network.run(&HostQueue::new(1), wanted, &x, None);
-            assert_close(&found, &expected, bound(&expected), format!("{format}"));
-            assert_eq!(u64::from(on_device[1]), counts.picked, "{format}");
-            assert_eq!(u64::from(on_device[3]), counts.fired, "{format}");
         }
     }
 }

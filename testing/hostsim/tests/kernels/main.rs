@@ -10,4 +10,5 @@ mod list;
 mod mutant;
 mod norm;
 mod product;
+mod stream;
 mod sum;

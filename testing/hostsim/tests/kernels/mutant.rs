@@ -7,7 +7,7 @@ use hostsim::{HostQueue, Mutant};
 use powerinfer_ops::{LowBitFormat, WeightFormat};
 
 use crate::device::{ORDERS, Tokens, Weights};
-use crate::{attention, estimate, list, norm, product, sum};
+use crate::{attention, estimate, list, norm, product, stream, sum};
 
 /// What the check of a mutant's kernel says with these kernels.
 fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), String> {
@@ -39,6 +39,8 @@ fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), 
             estimate::Case::edge(LowBitFormat::Bits2, 200, 4544).check(queue, 0.0)
         }
         Mutant::NormBarrier => norm::check_norm(queue, true, 500),
+        Mutant::ResidualGuard => stream::check_sums(queue, 2, 300),
+        Mutant::TokenNormsBarrier => stream::check_norms(queue, 700),
         Mutant::RotaryGuard => norm::check_rotary(queue, 3, 10),
         Mutant::AttentionBarrier | Mutant::AttentionReduction => {
             attention::Case::plain(300, 1).check(queue)

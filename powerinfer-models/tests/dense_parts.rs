@@ -1,0 +1,240 @@
+//! The laws of dense parts on a fast device: wherever norms, attention and head lie, logits are those of the
+//! CPU alone, in every mode, in any cut of a prompt; a failure leaves the context as it was; and memory comes
+//! back.
+#![allow(clippy::unwrap_used, reason = "helper functions of tests")]
+
+#[path = "support/run.rs"]
+mod run;
+
+use std::sync::Arc;
+
+use powerinfer_core::{
+    CausalLm, Error as CoreError, KvCache, ModelInfo, Placement, Sparsity, Step, WantedLogits,
+};
+use powerinfer_models::{LoadOptions, PredictorOptions, PredictorSource, load};
+use powerinfer_ops::attention::KvDtype;
+use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds, OpError, StandIn, StandInOptions};
+use run::{MAX_BYTES, modes, pool, random_tokens};
+use testing::tolerance::max_distance;
+use testing::{Fixture, Seeded, assert_same_bits};
+
+/// How far logits may lie from those of the CPU alone.
+const BOUND: f64 = 1e-4;
+
+fn stand_in(budget_bytes: u64) -> Arc<StandIn> {
+    Arc::new(StandIn::new(StandInOptions::new(budget_bytes)).unwrap())
+}
+
+fn options(fixture: &Fixture) -> LoadOptions {
+    let options = LoadOptions::default().with_pytorch(MAX_BYTES);
+    if !modes(fixture).contains(&Sparsity::Exact) {
+        return options;
+    }
+    // no layer is to be without its predictor, however bad it is on a random model
+    let bits = PredictorSource::Quantized(Some(LowBitFormat::Bits3));
+    options.with_predictor(PredictorOptions::new(bits).with_floor(0.0))
+}
+
+fn load_as(fixture: &Fixture, options: &LoadOptions) -> Box<dyn CausalLm> {
+    load(&fixture.model_dir, options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
+}
+
+/// A random part of every layer's neurons, attention of every `nth` layer (of none for 0), and the head.
+fn placement(info: &ModelInfo, share: f32, nth: usize, head: bool) -> Placement {
+    let mut random = Seeded::new(7);
+    let hot =
+        (0..info.n_layers).map(|_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap());
+    let attention = (0..info.n_layers).map(|layer| nth > 0 && (layer + 1).is_multiple_of(nth));
+    Placement::new(hot.collect(), info.d_ff)
+        .unwrap()
+        .with_fast_attention(attention.collect())
+        .unwrap()
+        .with_fast_head(head)
+}
+
+/// Runs `tokens` in pieces; logits of all of them, and how many neurons of each layer fired.
+fn write(
+    model: &dyn CausalLm,
+    cache: &mut KvCache,
+    tokens: &[u32],
+    pieces: &[usize],
+    mode: Sparsity,
+) -> (Vec<f32>, Vec<u64>) {
+    let mut step = Step { wanted: WantedLogits::All, sparsity: Some(mode), ..Step::default() };
+    let (mut logits, mut done) = (Vec::new(), 0);
+    for &piece in pieces {
+        let tokens = &tokens[done..done + piece];
+        pool(2).install(|| model.forward(tokens, cache, &mut step)).unwrap();
+        logits.extend_from_slice(&step.logits);
+        done += piece;
+    }
+    (logits, step.stats.fired_per_layer)
+}
+
+fn modes_of(info: &ModelInfo) -> &'static [Sparsity] {
+    match info.sparsity {
+        Sparsity::Predicted => &[Sparsity::Dense, Sparsity::Exact, Sparsity::Predicted],
+        Sparsity::Exact => &[Sparsity::Dense, Sparsity::Exact],
+        _ => &[Sparsity::Dense],
+    }
+}
+
+/// The stand-in computes with the CPU's kernels in the CPU's order, so that where the dense parts lie changes no
+/// bit; which neurons are hot does, within a bound.
+#[test]
+fn dense_parts_may_lie_anywhere() {
+    let mut n_runs = 0;
+    for (fixture, kv) in Fixture::all("")
+        .into_iter()
+        .flat_map(|fixture| KvDtype::ALL.map(|kv| (fixture.clone(), kv)))
+    {
+        let options = options(&fixture).with_kv_dtype(kv);
+        let whole = load_as(&fixture, &options);
+        let info = whole.info();
+        let tokens = random_tokens(&*whole, 9, 3);
+        for share in [0.0, 0.4, 1.0] {
+            let placed = |nth, head| {
+                let options = options.clone().with_placement(placement(info, share, nth, head));
+                load_as(&fixture, &options.with_fast_device(stand_in(u64::MAX)))
+            };
+            let run = |model: &dyn CausalLm, mode, pieces: &[usize]| {
+                write(model, &mut model.new_cache(), &tokens, pieces, mode)
+            };
+            let on_the_host = placed(0, false);
+            let expected: Vec<_> =
+                modes_of(info).iter().map(|&mode| run(&*on_the_host, mode, &[9])).collect();
+            for (nth, head) in [(0, true), (1, false), (1, true), (2, false), (2, true)] {
+                let split = placed(nth, head);
+                let fast_bytes = [&split, &on_the_host].map(|model| model.info().fast_bytes);
+                assert!(fast_bytes[0] > fast_bytes[1]);
+                for (&mode, (logits, fired)) in modes_of(info).iter().zip(&expected) {
+                    for pieces in [&[9][..], &[4, 3, 1, 1]] {
+                        let (found, found_fired) = run(&*split, mode, pieces);
+                        let about = format!("{} {nth} {head} {share} {mode} {kv}", fixture.name);
+                        assert_same_bits(&found, logits, &about);
+                        assert_eq!(&found_fired, fired, "{about}");
+                        n_runs += 1;
+                    }
+                }
+            }
+            // keys that f16 rounds the other way are further off, and so are other picks
+            if kv == KvDtype::F32 {
+                let modes = modes_of(info).iter().zip(&expected);
+                for (&mode, (logits, _)) in modes {
+                    let distance = max_distance(logits, &run(&*whole, mode, &[9]).0);
+                    assert!(distance <= BOUND, "{} {share} {mode}: {distance}", fixture.name);
+                }
+            }
+        }
+    }
+    assert!(n_runs > 1000, "only {n_runs} runs");
+}
+
+#[test]
+fn contexts_are_cut_and_copied_and_memory_comes_back() {
+    for fixture in Fixture::trained() {
+        let options = options(&fixture);
+        let whole = load_as(&fixture, &options);
+        let tokens = random_tokens(&*whole, 80, 5);
+        let options = options.with_placement(placement(whole.info(), 0.4, 2, true));
+        let device = stand_in(u64::MAX);
+        let split = load_as(&fixture, &options.with_fast_device(device.clone()));
+        let run = |model: &dyn CausalLm, cache: &mut KvCache, tokens: &[u32]| {
+            write(model, cache, tokens, &[tokens.len()], Sparsity::Dense).0
+        };
+        let mut first = split.new_cache();
+        let _ = run(&*split, &mut first, &tokens[..1]);
+        drop(first);
+        let loaded = device.memory().held_bytes;
+        let mut here = whole.new_cache();
+        let (mut cache, mut other) = (split.new_cache(), split.new_cache());
+        let expected = run(&*whole, &mut here, &tokens);
+        // two at once
+        let found = run(&*split, &mut cache, &tokens);
+        assert!(max_distance(&found, &expected) <= BOUND);
+        let found = run(&*split, &mut other, &tokens[..70]);
+        assert!(max_distance(&found, &expected[..found.len()]) <= BOUND);
+        let mut copy = cache.clone();
+        for (len, n) in [(75, 5), (30, 20), (64, 1)] {
+            for cache in [&mut here, &mut cache, &mut copy] {
+                cache.truncate(len.min(cache.len()));
+            }
+            let len = here.len();
+            let expected = run(&*whole, &mut here, &tokens[len - len / 3..][..n]);
+            for cache in [&mut cache, &mut copy] {
+                let found = run(&*split, cache, &tokens[len - len / 3..][..n]);
+                assert!(max_distance(&found, &expected) <= BOUND, "{} {len}", fixture.name);
+            }
+        }
+        drop((cache, copy, other));
+        assert_eq!(device.memory().held_bytes, loaded, "{}", fixture.name);
+    }
+}
+
+#[test]
+fn a_budget_that_runs_out_leaves_the_context() {
+    let fixture = Fixture::demo();
+    let options = LoadOptions::default();
+    let info = load_as(&fixture, &options).info().clone();
+    let options = options.with_placement(placement(&info, 0.4, 1, true));
+    let roomy = stand_in(u64::MAX);
+    let model = load_as(&fixture, &options.clone().with_fast_device(roomy.clone()));
+    let tokens = random_tokens(&*model, 70, 5);
+    let mut cache = model.new_cache();
+    let _ = write(&*model, &mut cache, &tokens, &[60], Sparsity::Dense);
+    let needed = roomy.memory().held_bytes;
+
+    let tight = stand_in(needed);
+    let model = load_as(&fixture, &options.with_fast_device(tight.clone()));
+    let mut cache = model.new_cache();
+    let (before, _) = write(&*model, &mut cache, &tokens, &[60], Sparsity::Dense);
+    let mut step = Step::default();
+    // another page for each layer
+    let error = model.forward(&tokens[60..], &mut cache, &mut step).unwrap_err();
+    assert!(matches!(error, CoreError::Op(OpError::DeviceBudget { .. })), "{error}");
+    assert_eq!(cache.len(), 60);
+    // a copy has no room either, and the first goes on
+    let mut copy = cache.clone();
+    let error = model.forward(&tokens[60..61], &mut copy, &mut step).unwrap_err();
+    assert!(matches!(error, CoreError::Op(OpError::DeviceBudget { .. })), "{error}");
+    drop(copy);
+    cache.truncate(30);
+    let (after, _) = write(&*model, &mut cache, &tokens[30..], &[30], Sparsity::Dense);
+    assert!(max_distance(&after, &before[30 * info.vocab_size..]) <= BOUND);
+    assert!(tight.memory().peak_bytes <= needed);
+}
+
+#[test]
+fn neurons_are_watched_and_predictions_measured_in_layers_of_the_device() {
+    let fixture = Fixture::demo();
+    let options = options(&fixture);
+    let whole = load_as(&fixture, &options);
+    let options = options.with_placement(placement(whole.info(), 0.5, 1, true));
+    let split = load_as(&fixture, &options.with_fast_device(stand_in(u64::MAX)));
+    let [expected, found] = [&whole, &split].map(|model| {
+        let (mut cache, mut step) = (model.new_cache(), Step::default());
+        step.measure_prediction = true;
+        model.forward(&[1, 5, 9, 200], &mut cache, &mut step).unwrap();
+        step.stats.prediction().unwrap()
+    });
+    assert_eq!(
+        (found.picked, found.fired, found.hits),
+        (expected.picked, expected.fired, expected.hits)
+    );
+}
+
+#[test]
+fn a_cache_of_another_model_is_refused() {
+    let fixture = Fixture::demo();
+    let whole = load_as(&fixture, &LoadOptions::default());
+    let options = LoadOptions::default().with_placement(placement(whole.info(), 0.4, 1, true));
+    let split = load_as(&fixture, &options.clone().with_fast_device(stand_in(u64::MAX)));
+    let other = load_as(&fixture, &options.with_fast_device(stand_in(u64::MAX)));
+    let mut step = Step::default();
+    let error = split.forward(&[1], &mut whole.new_cache(), &mut step).unwrap_err();
+    assert!(matches!(error, CoreError::CacheShape { .. }), "{error}");
+    let error = whole.forward(&[1], &mut split.new_cache(), &mut step).unwrap_err();
+    assert!(matches!(error, CoreError::CacheShape { .. }), "{error}");
+    let error = split.forward(&[1], &mut other.new_cache(), &mut step).unwrap_err();
+    assert!(matches!(error, CoreError::Op(OpError::ForeignSequence { .. })), "{error}");
+}
