@@ -17,6 +17,8 @@ mod corpus;
 mod flags;
 #[path = "support/hot_plot.rs"]
 mod hot_plot;
+#[path = "support/interrupt.rs"]
+mod interrupt;
 #[path = "support/progress.rs"]
 mod progress;
 #[path = "support/report.rs"]
@@ -26,7 +28,7 @@ mod svg;
 
 use std::fmt::Write;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -38,6 +40,7 @@ use serde_json::json;
 
 use flags::{CommonFlags, at_least_one};
 use hot_plot::hot_plot;
+use interrupt::stop_on_ctrl_c;
 use progress::Progress;
 use report::{Outcome, check_outputs, note, print, print_json, write_text};
 
@@ -79,6 +82,21 @@ struct Flags {
     activation_folder: Option<PathBuf>,
     #[command(flatten)]
     common: CommonFlags,
+}
+
+/// Somebody pressed Ctrl-C.
+#[derive(Debug, thiserror::Error)]
+enum Interrupted {
+    #[error("interrupted; {} holds what was counted, and --resume goes on from there", .0.display())]
+    Kept(PathBuf),
+    #[error("interrupted; nothing is kept without --out")]
+    Nothing,
+}
+
+impl Interrupted {
+    fn new(out: Option<&Path>) -> Self {
+        out.map_or(Self::Nothing, |path| Self::Kept(path.to_owned()))
+    }
 }
 
 fn main() -> ExitCode {
@@ -137,24 +155,29 @@ fn count(flags: &Flags) -> Outcome<ActivationProfile> {
     }
     let progress = Progress::new("counting", ids.len() as u64);
     let (mut before, mut saved) = (0, Instant::now());
-    let mut failure = None;
+    let stop = stop_on_ctrl_c();
+    let (mut failure, mut interrupted) = (None, false);
     let after_window = |profile: &ActivationProfile, done: usize| {
         progress.advance((done - before) as u64);
         before = done;
-        if let Some(path) = flags.out.as_ref().filter(|_| saved.elapsed() > SAVE_EVERY) {
+        interrupted = stop.is_cancelled();
+        if let Some(path) =
+            flags.out.as_ref().filter(|_| interrupted || saved.elapsed() > SAVE_EVERY)
+        {
             saved = Instant::now();
             if let Err(error) = profile.save(path) {
                 failure = Some(error);
                 return ControlFlow::Break(());
             }
         }
-        ControlFlow::Continue(())
+        if interrupted { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let context = flags.context.min(info.max_context);
     let run = || calibrate(&*model, &ids[have..], context, profile, after_window);
     let profile = pool.install(run)?;
     match failure {
         Some(error) => Err(error.into()),
+        None if interrupted => Err(Interrupted::new(flags.out.as_deref()).into()),
         None => Ok(profile),
     }
 }

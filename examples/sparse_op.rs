@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use clap::Parser;
+use powerinfer::core::SplitMix64;
 use powerinfer::ops::{
     Activation, FfnCounts, FfnWeights, NeuronIds, NeuronMatrix, Neurons, OpError, WeightFormat,
     Workspace, ffn, read_bandwidth,
@@ -179,8 +180,8 @@ fn network(
 ) -> Result<Network, OpError> {
     let row: Vec<f32> = (0..d_model).map(|i| 0.01 + (i % 17) as f32 / 1000.0).collect();
     let negative: Vec<f32> = row.iter().map(|value| -value).collect();
-    let mut state = seed;
-    let fires: Vec<bool> = (0..d_ff).map(|_| next_uniform(&mut state) < density).collect();
+    let mut random = SplitMix64::new(seed);
+    let fires: Vec<bool> = (0..d_ff).map(|_| next_uniform(&mut random) < density).collect();
     let matrix = |signed: bool| {
         NeuronMatrix::try_from_rows(format, d_ff, d_model, |neuron, bytes| {
             let values = if signed && !fires[neuron] { &negative } else { &row };
@@ -194,10 +195,7 @@ fn network(
     Ok(Network { weights, firing: [NeuronIds::from_sorted(ids)?] })
 }
 
-/// A uniform number below 1 (SplitMix64).
-fn next_uniform(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    (mixed ^ (mixed >> 31)) as f64 / 2f64.powi(64)
+/// A uniform number below 1.
+fn next_uniform(random: &mut SplitMix64) -> f64 {
+    random.next_u64() as f64 / 2f64.powi(64)
 }

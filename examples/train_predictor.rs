@@ -9,7 +9,8 @@
 //! `trained` fits two thin layers to what the model does over the text, each layer of the model with a
 //! rank of its own; `svd` factors the gates and takes thresholds from the text; `quantized`, which
 //! loading makes by itself, is only measured. What is reported was measured on parts of the text that were held
-//! out. `--checkpoint FILE` lets an interrupted run go on, and gives the same bytes as an uninterrupted one.
+//! out. `--checkpoint FILE` keeps the state after each piece of text: after Ctrl-C the same command goes on
+//! from there, and gives the same bytes as an uninterrupted run.
 //! `--original` makes the original's form, which its folders (an `--out` that does not end in
 //! `.safetensors`) and PowerInfer's GGUF files can hold.
 
@@ -17,6 +18,8 @@
 mod corpus;
 #[path = "support/flags.rs"]
 mod flags;
+#[path = "support/interrupt.rs"]
+mod interrupt;
 #[path = "support/progress.rs"]
 mod progress;
 #[path = "support/report.rs"]
@@ -30,16 +33,19 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use powerinfer::Tokenizer;
-use powerinfer::core::{CausalLm, PredictionCounts, Sparsity, Step, WantedLogits};
+use powerinfer::core::{
+    CausalLm, Error as CoreError, PredictionCounts, Sparsity, Step, WantedLogits,
+};
 use powerinfer::models::{
-    PredictorOptions, PredictorSource, TrainMethod, TrainOptions, TrainStage, TrainedPredictor,
-    load, train_predictor,
+    Error, PredictorOptions, PredictorSource, TrainMethod, TrainOptions, TrainStage,
+    TrainedPredictor, load, train_predictor,
 };
 use powerinfer::ops::{LowBitFormat, ThreadPool};
 use powerinfer::predictor::PredictionTarget;
 use serde_json::json;
 
 use flags::{CommonFlags, at_least_one};
+use interrupt::stop_on_ctrl_c;
 use progress::Progress;
 use report::{Outcome, check_outputs, print, print_json, wrong_usage};
 
@@ -107,6 +113,15 @@ impl Flags {
             ),
         }
     }
+
+    /// What is left of a run that was broken off.
+    fn interrupted(&self) -> Interrupted {
+        match self.checkpoint.clone() {
+            Some(path) if path.exists() => Interrupted::Kept(path),
+            Some(path) => Interrupted::TooEarly(path),
+            None => Interrupted::Nothing,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -114,6 +129,17 @@ enum Method {
     Trained,
     Svd,
     Quantized,
+}
+
+/// Somebody pressed Ctrl-C.
+#[derive(Debug, thiserror::Error)]
+enum Interrupted {
+    #[error("interrupted; {} holds what was fitted, and the same command goes on from there", .0.display())]
+    Kept(PathBuf),
+    #[error("interrupted before there was anything to keep in {}", .0.display())]
+    TooEarly(PathBuf),
+    #[error("interrupted; nothing is kept without --checkpoint")]
+    Nothing,
 }
 
 /// What is reported of any method.
@@ -200,6 +226,7 @@ fn fitted(
         .with_seed(flags.seed)
         .with_checkpoint(flags.checkpoint.clone());
     let bar = Progress::new("making", 1);
+    let stop = stop_on_ctrl_c();
     let mut report = |stage: &TrainStage| {
         match *stage {
             TrainStage::Survey { done, of } | TrainStage::Fit { done, of, .. } => {
@@ -210,10 +237,14 @@ fn fitted(
             }
             _ => {}
         }
-        ControlFlow::Continue(())
+        if stop.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let made = pool.install(|| train_predictor(&*model, tokens, &options, &mut report))?;
+    let made = pool.install(|| train_predictor(&*model, tokens, &options, &mut report));
     drop(bar);
+    let made = match made {
+        Err(Error::Core(CoreError::Cancelled)) => return Err(flags.interrupted().into()),
+        made => made?,
+    };
     if let Some(path) = &flags.out {
         match path.extension().is_some_and(|end| end == "safetensors") {
             true => made.predictor.save(path)?,

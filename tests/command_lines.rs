@@ -2,39 +2,16 @@
 //! with the tests.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::env::consts::EXE_SUFFIX;
-use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+#[path = "support/example.rs"]
+mod example;
 
+use std::io::Write;
+use std::process::Stdio;
+
+use example::{example, json, run};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use testing::Fixture;
-
-fn example(name: &str) -> Command {
-    let test = std::env::current_exe().unwrap();
-    let profile = test.parent().and_then(Path::parent).unwrap();
-    let path = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
-    assert!(path.is_file(), "{}: run `cargo build --examples` first", path.display());
-    let mut command = Command::new(path);
-    command.current_dir(std::env::temp_dir()); // the defaults must not need a certain folder
-    command.stdin(Stdio::null());
-    command
-}
-
-fn run(line: &[&str]) -> Output {
-    example(line[0]).args(&line[1..]).output().unwrap()
-}
-
-/// The JSON object that a run prints, and nothing else.
-fn json(line: &[&str]) -> Value {
-    let output = run(&[line, &["--json"]].concat());
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{line:?}: {stderr}");
-    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(value.is_object());
-    value
-}
 
 fn assert_fields(value: &Value, fields: &str) {
     for field in fields.split_whitespace() {

@@ -1,11 +1,12 @@
 //! The server example over its socket: what clients get, together and when they go away.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::env::consts::EXE_SUFFIX;
+#[path = "support/example.rs"]
+mod example;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use powerinfer::{ChatMessage, Engine, GenerateOptions, Sampling};
@@ -22,15 +23,9 @@ struct Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
-        let test = std::env::current_exe().unwrap();
-        let profile = test.parent().and_then(Path::parent).unwrap();
-        let path = profile.join("examples").join(format!("server{EXE_SUFFIX}"));
-        assert!(path.is_file(), "{}: run `cargo build --examples` first", path.display());
-        let mut child = Command::new(path)
+        let mut child = example::example("server")
             .args(["--port", "0", "--threads", "2"])
             .args(flags)
-            .current_dir(std::env::temp_dir())
-            .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

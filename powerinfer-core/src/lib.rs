@@ -124,6 +124,7 @@ mod profile;
 mod regular_file;
 mod replace_file;
 mod sampler;
+mod split_mix;
 mod stats;
 mod weights;
 
@@ -148,6 +149,7 @@ pub use placement::{
 pub use profile::{ActivationProfile, ProfiledModel};
 pub use replace_file::{check_output, replace_file};
 pub use sampler::{Sampler, Sampling};
+pub use split_mix::SplitMix64;
 pub use stats::{PredictionCounts, SplitStats, StepStats};
 pub use weights::{
     FileDtype, GgufArray, GgufElement, GgufFile, GgufHeader, GgufMetadata, GgufValue, GpuIndex,

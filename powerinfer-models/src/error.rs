@@ -1,9 +1,11 @@
 //! The one error type of this crate.
 
+use std::path::PathBuf;
+
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong while a model is loaded.
+/// What can go wrong while a model is loaded, converted or watched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -57,6 +59,14 @@ pub enum Error {
         expected: String,
         /// What there is.
         found: String,
+    },
+    /// A checkpoint is that of another run: of another model, another text or other options.
+    #[error("{path}: the checkpoint of another run: {}", .differences.join("; "))]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs, each as `seed: expected 1, found 0`.
+        differences: Vec<String>,
     },
     /// A model has something that a format has no way to say.
     #[error("{what} cannot be said in a {format} file")]

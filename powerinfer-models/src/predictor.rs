@@ -194,6 +194,12 @@ impl<'a> Predictors<'a> {
     /// What is worth knowing of what was read.
     pub(crate) fn notes(self) -> Vec<String> {
         let layers = self.other_gates.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = self.file.filter(|file| file.model().digests.is_empty()) {
+            return vec![format!(
+                "{}: no digests, so nothing says that the predictor was made for these weights",
+                file.path().display()
+            )];
+        }
         if layers.is_empty() {
             return Vec::new();
         }

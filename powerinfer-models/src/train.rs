@@ -14,7 +14,7 @@ mod watch;
 
 use std::ops::ControlFlow;
 
-use powerinfer_core::{CausalLm, PredictionCounts};
+use powerinfer_core::{CausalLm, Error as CoreError, PredictionCounts};
 use powerinfer_ops::WeightFormat;
 use powerinfer_predictor::{
     FitOptions, LayerFit, LowRankGate, MlpForm, MlpWeights, ModelPredictor, PredictedModel,
@@ -63,9 +63,9 @@ pub struct TrainedPredictor {
 ///
 /// # Errors
 /// [`Error::NotSparse`] if every neuron of the model fires; [`Error::Training`] for a text that is too
-/// short, a model whose layers lie on two devices, a budget that no rank fits, and when
-/// `progress` broke off; [`Error::Core`] with
-/// [`PredictorField`](powerinfer_core::Error::PredictorField) for a checkpoint of another run.
+/// short, a model whose layers lie on two devices, and a budget that no rank fits; [`Error::Core`] with
+/// [`Cancelled`](powerinfer_core::Error::Cancelled) when `progress` broke off;
+/// [`Error::OtherRun`] for a checkpoint of another run.
 ///
 /// # Examples
 /// ```
@@ -89,6 +89,11 @@ pub fn train_predictor(
     options.check()?;
     let context = options.context.min(model.info().max_context);
     let windows = Windows::new(tokens.len(), context, options)?;
+    let begun = options.checkpoint.as_ref().filter(|path| path.exists());
+    if let Some(path) = begun.filter(|_| options.method == TrainMethod::Trained) {
+        // before the work
+        Checkpoint::check_run(path, &options.identity(model.info(), tokens))?;
+    }
     let mut run = Run { model, tokens, context, options, progress };
     let surveys = run.survey(&windows)?;
     let factors = run.factor(&surveys)?;
@@ -156,10 +161,7 @@ impl Run<'_> {
     fn report(&mut self, stage: &TrainStage) -> Result<()> {
         match (self.progress)(stage) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Training {
-                expected: "to go on to the end".to_owned(),
-                found: "that it was broken off".to_owned(),
-            }),
+            ControlFlow::Break(()) => Err(CoreError::Cancelled.into()),
         }
     }
 
@@ -322,6 +324,9 @@ impl Run<'_> {
             state.load(path)?;
         } else {
             state.measure(surveys, &options.target)?;
+            if let Some(path) = &options.checkpoint {
+                state.save(path)?;
+            }
         }
         let of = order.len() * self.context;
         while state.n_pieces < pieces.len() && state.n_stale < options.patience {

@@ -106,19 +106,24 @@ fn a_run_that_was_broken_off_goes_on_to_the_same_bits() {
         _ => ControlFlow::Continue(()),
     };
     let error = train_predictor(&*model, &tokens(6400), &options, &mut stop).unwrap_err();
-    assert!(matches!(error, Error::Training { .. }));
+    assert!(matches!(error, Error::Core(CoreError::Cancelled)), "{error}");
     assert!(path.exists());
-    let other = make(&demo(), &options.clone().with_seed(1)).unwrap_err();
-    assert!(
-        matches!(other, Error::Core(CoreError::PredictorField { field: "run", .. })),
-        "a checkpoint of another run"
+    let mut another = options.clone().with_seed(1);
+    another.context = 64;
+    let Error::OtherRun { differences, .. } = make(&demo(), &another).unwrap_err() else {
+        panic!("a checkpoint of another run");
+    };
+    let context = options.context;
+    assert_eq!(
+        differences,
+        [format!("context: expected 64, found {context}"), "seed: expected 1, found 0".to_owned()]
     );
     let resumed = make(&demo(), &options).unwrap();
     assert_eq!(resumed, whole);
 }
 
 #[test]
-fn a_predictor_of_another_model_is_refused_and_that_of_another_type_noted() {
+fn a_predictor_of_another_model_is_refused_and_that_of_another_type_or_of_none_noted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.safetensors");
     make(&demo(), &options(TrainMethod::Svd)).unwrap().predictor.save(&path).unwrap();
@@ -140,6 +145,11 @@ fn a_predictor_of_another_model_is_refused_and_that_of_another_type_noted() {
         assert!(counts.recall_mass() > 0.9, "{dtype}: {counts:?}");
         assert!(counts.picked_density() < 0.4, "{dtype}: {counts:?}");
     }
+    let mut made = ModelPredictor::load(&path).unwrap();
+    made.model.digests.clear();
+    made.save(&path).unwrap();
+    let notes = load_with(&demo(), source()).unwrap().info().notes.clone();
+    assert!(notes.len() == 1 && notes[0].contains("no digests"), "{notes:?}");
     let nothing = load_with(&demo(), PredictorSource::File(dir.path().join("none"))).unwrap_err();
     assert!(matches!(nothing, Error::Core(CoreError::Io { .. })));
 }

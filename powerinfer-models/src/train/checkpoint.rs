@@ -10,6 +10,7 @@ use powerinfer_core::{
 use powerinfer_ops::WeightFormat;
 use powerinfer_predictor::{LayerFit, MlpWeights, PredictionTarget};
 
+use super::options::Identity;
 use super::watch::SurveyLayer;
 use crate::error::{Error, Result};
 
@@ -25,11 +26,11 @@ pub(super) struct Checkpoint {
     pub(super) n_stale: usize,
     pub(super) n_pieces: usize,
     /// What run it is.
-    identity: String,
+    identity: Identity,
 }
 
 impl Checkpoint {
-    pub(super) fn new(fits: Vec<LayerFit>, identity: String) -> Self {
+    pub(super) fn new(fits: Vec<LayerFit>, identity: Identity) -> Self {
         let best = fits.iter().map(|fit| fit.weights().clone()).collect();
         let listed_per_firing = f64::INFINITY;
         Self { fits, best, listed_per_firing, n_stale: 0, n_pieces: 0, identity }
@@ -61,29 +62,42 @@ impl Checkpoint {
     /// Writes the state, replacing what is at `path` only once all is written.
     pub(super) fn save(&self, path: &Path) -> Result<()> {
         let n_steps = self.fits.first().map_or(0, LayerFit::n_steps);
-        let entries = BTreeMap::from([
-            ("run".to_owned(), self.identity.clone()),
+        let mut entries = BTreeMap::from([
             ("n_pieces".to_owned(), self.n_pieces.to_string()),
             ("n_stale".to_owned(), self.n_stale.to_string()),
             ("n_steps".to_owned(), n_steps.to_string()),
             // as bits: a number of digits might not come back the same
             ("listed".to_owned(), format!("{:016x}", self.listed_per_firing.to_bits())),
         ]);
+        entries.extend(self.identity.iter().map(|(name, value)| (of_run(name), value.clone())));
         let state = State { path, parts: self.parts() };
         Ok(replace_file(path, |new| write_safetensors_with(new, &state, &entries))?)
     }
 
+    /// Fails unless the file at `path` is of the same run.
+    pub(super) fn check_run(path: &Path, identity: &Identity) -> Result<()> {
+        let (_, entries) = WeightStore::open_safetensors_file(path)?;
+        let differs = |(name, expected): &(&str, String)| {
+            let found = entries.get(&of_run(name)).map(String::as_str);
+            let found = Some(found.unwrap_or("nothing")).filter(|found| found != expected);
+            found.map(|found| format!("{name}: expected {expected}, found {found}"))
+        };
+        let differences: Vec<String> = identity.iter().filter_map(differs).collect();
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Error::OtherRun { path: path.to_owned(), differences })
+    }
+
     /// Goes on from a file of the same run.
     pub(super) fn load(&mut self, path: &Path) -> Result<()> {
+        Self::check_run(path, &self.identity)?;
         let (mut store, entries) = WeightStore::open_safetensors_file(path)?;
         let entry = |name: &'static str| entries.get(name).cloned().unwrap_or_default();
         let refuse = |field: &'static str, expected: &str, found: String| {
             let (path, expected) = (path.to_owned(), expected.to_owned());
             Error::from(CoreError::PredictorField { path, field, expected, found })
         };
-        if entry("run") != self.identity {
-            return Err(refuse("run", &self.identity, entry("run")));
-        }
         let number = |name: &'static str| {
             let text = entry(name);
             text.parse::<u64>().map_err(|_| refuse(name, "a whole number", text))
@@ -127,6 +141,11 @@ impl Checkpoint {
         parts.retain(|(_, values)| !values.is_empty());
         parts
     }
+}
+
+/// The name of an entry that says what run a file is of.
+fn of_run(name: &str) -> String {
+    format!("run.{name}")
 }
 
 fn best_parts(best: &mut MlpWeights) -> Vec<(&'static str, &mut [f32])> {

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use powerinfer_core::ModelInfo;
+use powerinfer_core::{Digest, ModelInfo};
 use powerinfer_predictor::{MlpForm, PredictionTarget};
 
 use crate::error::{Error, Result};
+
+/// What run something is of: names and values.
+pub(super) type Identity = Vec<(&'static str, String)>;
 
 /// How a predictor is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,7 +70,7 @@ pub struct TrainOptions {
     pub patience: usize,
     /// Decides everything that is random.
     pub seed: u64,
-    /// Where the state is kept after each piece, and gone on from if it is there.
+    /// Where the state is kept, before the first piece and after each, and gone on from if it is there.
     pub checkpoint: Option<PathBuf>,
 }
 
@@ -168,13 +171,48 @@ impl TrainOptions {
     }
 
     /// What has to be the same for a checkpoint to be this run's.
-    pub(super) fn identity(&self, info: &ModelInfo, tokens: &[u32]) -> String {
-        let text = tokens.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &token| {
-            (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let options = Self { checkpoint: None, ..self.clone() };
-        let (architecture, n_parameters) = (&info.architecture, info.n_parameters);
-        format!("{options:?}, {architecture} of {n_parameters}, text {text:016x}")
+    pub(super) fn identity(&self, info: &ModelInfo, tokens: &[u32]) -> Identity {
+        // all of them, so that the compiler asks about a new one
+        let Self {
+            method,
+            target: PredictionTarget { recall_mass, max_density },
+            share_of_model,
+            original,
+            context,
+            held_out,
+            survey,
+            piece,
+            passes,
+            batch,
+            rate,
+            measure_every,
+            patience,
+            seed,
+            checkpoint: _,
+        } = self;
+        let mut text = Digest::default();
+        tokens.iter().for_each(|token| text.update(&token.to_le_bytes()));
+        vec![
+            ("architecture", info.architecture.clone()),
+            ("parameters", info.n_parameters.to_string()),
+            ("tokens", tokens.len().to_string()),
+            ("text", text.name()),
+            ("method", method.name().to_owned()),
+            ("recall_mass", recall_mass.to_string()),
+            ("max_density", max_density.to_string()),
+            ("share_of_model", share_of_model.to_string()),
+            ("original", original.to_string()),
+            ("context", context.to_string()),
+            ("held_out", held_out.to_string()),
+            ("survey", survey.to_string()),
+            ("piece", piece.to_string()),
+            ("passes", passes.to_string()),
+            ("batch", batch.to_string()),
+            ("rate", rate.to_string()),
+            ("measure_every", measure_every.to_string()),
+            ("patience", patience.to_string()),
+            ("seed", seed.to_string()),
+        ]
     }
 }
 
