@@ -124,6 +124,9 @@ run() {
     for program in *.gz; do
         [ ! -e "$program" ] || { gunzip -f "$program" && chmod +x "${program%.gz}"; }
     done
+    for program in ops-tests bench; do
+        [ -x "$program" ] || { echo "no $program in $1: \`device.sh pack\` makes it" >&2; exit 2; }
+    done
     # The toolkit's libraries, never the stubs that the programs were linked with.
     for toolkit in /usr/local/cuda/lib64 /usr/local/cuda-13*/lib64; do
         [ ! -d "$toolkit" ] || export LD_LIBRARY_PATH="$toolkit${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
