@@ -9,7 +9,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `device.rs` | the device: budget, scratch memory (`scratch.rs`) |
-//! | `held.rs`, `estimate.rs` | hot rows and a low-bit copy of their gate |
+//! | `held.rs`, `held_predictor.rs`, `estimate.rs` | hot rows and what predicts which of them fire |
 //! | `network.rs`, `exchange.rs`, `pending.rs` | a network that is queued, what crosses the link, its end |
 //! | `sequence.rs`, `pass_memory.rs`, `kv_memory.rs` | the residual stream of a text, its keys and values |
 //! | `held_norm.rs`, `held_attention.rs`, `held_head.rs` | dense parts that work on it |
@@ -25,6 +25,7 @@ mod held;
 mod held_attention;
 mod held_head;
 mod held_norm;
+mod held_predictor;
 mod kv_memory;
 mod matrix;
 mod network;
@@ -43,6 +44,8 @@ mod dense_steps;
 mod estimate_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod ffn_steps;
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
+mod mlp_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod picks;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]

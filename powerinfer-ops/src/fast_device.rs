@@ -15,6 +15,7 @@
 mod dense;
 pub(crate) mod dense_check;
 mod held_shape;
+mod mlp_layers;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,13 +24,13 @@ use crate::error::OpError;
 use crate::ffn::{FfnCounts, FfnWeights};
 use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
-use crate::matrix::NeuronMatrix;
 
 pub use dense::{
     AttentionPart, DensePart, DeviceSequence, HeadPart, HeldAttention, HeldHead, HeldNorm,
     NormPart, SequenceShape, Slot,
 };
 pub(crate) use held_shape::HeldShape;
+pub use mlp_layers::MlpLayers;
 
 /// A device with memory and an executor of its own.
 ///
@@ -49,7 +50,7 @@ pub trait FastDevice: fmt::Debug + Send + Sync {
     fn memory(&self) -> DeviceMemory;
 
     /// Bytes that the device takes beside rows, once for all layers of at most `n_neurons` neurons
-    /// and `d_model` values with a predictor whose last layer has `rank` columns (0 without): what a
+    /// and `d_model` values with a predictor between whose layers lie `rank` values (0 without): what a
     /// planner leaves of the budget.
     fn workspace_bytes(&self, n_neurons: usize, d_model: usize, rank: usize) -> u64;
 
@@ -121,9 +122,9 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
     /// Bytes that they take on the device, a predictor's rows and padding included.
     fn size_bytes(&self) -> u64;
 
-    /// Copies a predictor's rows of the same neurons, in the same order, to the device, so that it
-    /// can run it: a second step, since rows of neurons come first where the budget is short. `false`
-    /// if the device runs no predictors, which is the default; the CPU then runs them for it.
+    /// Copies a predictor of the same neurons, in the same order, to the device, so that it picks
+    /// there with no trip to the host: a second step, since rows of neurons come first where the budget
+    /// is short. `false` if the device does not run it, which is the default; the CPU then runs it.
     ///
     /// # Errors
     /// [`OpError::DeviceBudget`] if they do not fit, with nothing held of them; [`OpError::Shape`],
@@ -151,16 +152,17 @@ pub trait HeldFfn: fmt::Debug + Send + Sync {
     /// Ids are local: 0 is the first row that is held.
     ///
     /// # Cost
-    /// Copies `x`, the ids and hidden values into buffers that are reused. Allocates nothing in
+    /// Copies `x`, the ids and what a predictor reads into buffers that are reused. Allocates nothing in
     /// proportion to the number of neurons, once the buffers have grown.
     /// # Errors
-    /// [`OpError::Shape`] if `x`, the lists or the hidden values do not fit the rows,
+    /// [`OpError::Shape`] if `x`, the lists or what the predictor reads do not fit the rows,
     /// [`OpError::IdOutOfRange`], [`OpError::NotSparse`] if neurons are to be left out under an
     /// activation that is never zero, [`OpError::NoHeldPredictor`], [`OpError::DeviceFailed`].
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError>;
 
     /// [`start`](Self::start) with the tokens of a slot of a sequence on the same device. The output
-    /// stays there, for [`DeviceSequence::finish_ffn`].
+    /// stays there, for [`DeviceSequence::finish_ffn`]. A predictor that reads the residual stream finds
+    /// it in [`Slot::Residual`], unless it is given with [`HeldNeurons::Predicted`].
     ///
     /// # Errors
     /// As `start`; [`OpError::ForeignSequence`] if the sequence is another device's,
@@ -208,14 +210,13 @@ pub struct HotRows<'a> {
     pub density: Option<f64>,
 }
 
-/// The part of a predictor that has a row for each neuron.
+/// A predictor whose last step has a row for each neuron.
 #[derive(Debug, Clone, Copy)]
 pub enum RowPredictor<'a> {
     /// A low-bit copy of the gate and a margin, as in [`Neurons::Estimated`](crate::Neurons).
     Estimated(&'a GateEstimate, f32),
-    /// The last layer `[n_neurons, rank]` and the least score of a neuron that runs, as in
-    /// [`Neurons::Scored`](crate::Neurons).
-    Scored(&'a NeuronMatrix, f32),
+    /// Two layers whose scores decide, as in [`Neurons::Scored`](crate::Neurons).
+    Scored(MlpLayers<'a>),
 }
 
 /// Which of the held neurons are to be computed.
@@ -230,9 +231,13 @@ pub enum HeldNeurons<'a> {
     Firing,
     /// Those of the given ones that fire; one list a token.
     FiringOf(&'a [NeuronIds]),
-    /// Those that fire of the ones that the predictor picks, whose rows the device holds. Hidden
-    /// values `[n_tokens, rank]` for [`RowPredictor::Scored`], none for
-    /// [`RowPredictor::Estimated`]. Exactly those neurons are picked that the CPU would pick.
+    /// Those that fire of the ones that the predictor picks that the device holds. The residual stream
+    /// `[n_tokens, d_model]` for one that [reads it](RowPredictor::reads_residual), nothing for others.
+    ///
+    /// [`RowPredictor::Estimated`] picks exactly the neurons that the CPU would pick.
+    /// [`RowPredictor::Scored`] may decide otherwise where a score is the threshold but for rounding:
+    /// where the two lie no further apart than the sums of the two products may, which a device adds up
+    /// in an order of its own.
     Predicted(&'a [f32]),
 }
 

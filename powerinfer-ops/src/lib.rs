@@ -107,8 +107,8 @@ pub use embedding::embed;
 pub use error::OpError;
 pub use fast_device::{
     AttentionPart, DensePart, DeviceMemory, DeviceSequence, FastDevice, HeadPart, HeldAttention,
-    HeldFfn, HeldHead, HeldNeurons, HeldNorm, HeldRun, HotRows, NormPart, PendingFfn, RowPredictor,
-    SequenceShape, Slot, open_cuda,
+    HeldFfn, HeldHead, HeldNeurons, HeldNorm, HeldRun, HotRows, MlpLayers, NormPart, PendingFfn,
+    RowPredictor, SequenceShape, Slot, open_cuda,
 };
 pub use ffn::{FfnCounts, FfnWeights, NeuronScores, Neurons, ffn, ffn_activations};
 pub use format::WeightFormat;

@@ -21,11 +21,10 @@ use crate::fast_device::{
     HeldHead, HeldNorm, HotRows, NormPart, SequenceShape,
 };
 use crate::threads::ThreadPool;
-use crate::workspace::Workspace;
 
 use dense_parts::{StandInAttention, StandInHead, StandInNorm};
-use executor::{TOKENS_AT_ONCE, serve};
-use rows::{HeldRows, StandInFfn};
+use executor::serve;
+use rows::{HeldRows, StandInFfn, ffn_scratch_bytes};
 use sequence::StandInSequence;
 use shared::Shared;
 
@@ -206,7 +205,7 @@ impl FastDevice for StandIn {
     }
 
     fn workspace_bytes(&self, n_neurons: usize, d_model: usize, rank: usize) -> u64 {
-        Workspace::ffn_bytes_at_most([n_neurons, d_model, rank], TOKENS_AT_ONCE)
+        ffn_scratch_bytes([n_neurons, d_model, rank])
     }
 
     fn hold(&self, rows: HotRows<'_>) -> Result<Box<dyn HeldFfn>, OpError> {

@@ -115,8 +115,8 @@ pub trait ActivationPredictor: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// The part that has a row for each neuron, for a device that holds rows of neurons; `None` if
-    /// there is none, or it does not work row by row.
+    /// The predictor as a device runs it that holds rows of the same neurons; `None` if it does not
+    /// work row by row.
     fn rows(&self) -> Option<RowPredictor<'_>> {
         None
     }

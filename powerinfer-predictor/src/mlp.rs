@@ -7,7 +7,8 @@ mod weights;
 use std::sync::Arc;
 
 use powerinfer_ops::{
-    NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError, RowPredictor, linear_into,
+    Activation, DensePart, MlpLayers, NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError,
+    RowPredictor, linear_into,
 };
 
 use crate::{ActivationPredictor, FfnInputs, PredictorKind, Result};
@@ -142,12 +143,18 @@ impl MlpPredictor {
                 hidden.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
             }
         }
-        if self.form.hidden == MlpHidden::Linear {
-            return Ok(());
+        if let Some(activation) = self.activation() {
+            // a NaN stays one, so that its scores are none and its neurons are listed
+            hidden.iter_mut().for_each(|value| *value = activation.apply(*value));
         }
-        // a NaN stays one, so that its scores are none and its neurons are listed
-        hidden.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0);
         Ok(())
+    }
+
+    fn activation(&self) -> Option<Activation> {
+        match self.form.hidden {
+            MlpHidden::Relu => Some(Activation::Relu),
+            MlpHidden::Linear => None,
+        }
     }
 
     fn scores<'a>(&'a self, hidden: &'a [f32]) -> NeuronScores<'a> {
@@ -177,7 +184,13 @@ impl ActivationPredictor for MlpPredictor {
     }
 
     fn rows(&self) -> Option<RowPredictor<'_>> {
-        Some(RowPredictor::Scored(&self.fc2, self.threshold))
+        Some(RowPredictor::Scored(MlpLayers {
+            first: DensePart { weights: &self.fc1, bias: self.bias.as_deref() },
+            reads_residual: self.form.input == MlpInput::Residual,
+            activation: self.activation(),
+            rows: &self.fc2,
+            threshold: self.threshold,
+        }))
     }
 
     fn kind(&self) -> PredictorKind {

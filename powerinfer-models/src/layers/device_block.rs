@@ -145,7 +145,7 @@ impl DeviceBlock {
                     inputs = SlotInputs::new(n_tokens, Slot::FfnInput);
                 }
                 // the attention changes the stream that a predictor sees
-                if self.ffn.wants_inputs(pass.sparsity, step) {
+                if self.ffn.wants_residual(pass.sparsity, step) {
                     inputs.read_residual(sequence)?;
                 }
                 attend(sequence, Slot::AttentionInput)?;

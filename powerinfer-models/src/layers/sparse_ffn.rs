@@ -70,6 +70,16 @@ impl SparseFfn {
         self.predictor = Some(predictor);
     }
 
+    /// Whether the predictor reads the residual stream, or may.
+    fn reads_residual(&self) -> bool {
+        let rows = match (&self.split_predictor, &self.predictor) {
+            (Some(split), _) => split.cold.rows(),
+            (None, Some(predictor)) => predictor.rows(),
+            (None, None) => return false,
+        };
+        rows.is_none_or(|rows| rows.reads_residual())
+    }
+
     /// The weights, if all neurons are in one shard.
     pub(crate) fn whole(&self) -> Option<&FfnWeights> {
         match (self.shards.as_slice(), &self.hot) {

@@ -72,8 +72,8 @@ impl<B: Backend> FastDevice for Gpu<B> {
         self.shared.ledger().memory
     }
 
-    fn workspace_bytes(&self, n_neurons: usize, d_model: usize, _rank: usize) -> u64 {
-        Needs::of_network(n_neurons, d_model).bytes() as u64
+    fn workspace_bytes(&self, n_neurons: usize, d_model: usize, rank: usize) -> u64 {
+        Needs::of_network(n_neurons, d_model, rank).bytes() as u64
     }
 
     fn hold(&self, rows: HotRows<'_>) -> Result<Box<dyn HeldFfn>, OpError> {

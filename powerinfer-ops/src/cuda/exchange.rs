@@ -14,8 +14,9 @@ use crate::NeuronIds;
 pub(crate) struct Exchange<B: Backend> {
     /// `[n_tokens, d_model]` f32.
     x: B::Pinned,
-    /// `[n_tokens]` f32: their norms, where a predictor asks for them.
-    norms: B::Pinned,
+    /// What a predictor takes beside them: norms `[n_tokens]`, or the residual stream
+    /// `[n_tokens, d_model]`, f32.
+    beside: B::Pinned,
     /// `[n_tokens, d_model]` f32.
     y: B::Pinned,
     /// Counts of the lists of each group of tokens, [`N_COUNTS`] u32 each.
@@ -37,10 +38,10 @@ pub(crate) struct PicksPlace {
 
 impl<B: Backend> Exchange<B> {
     pub(crate) fn new(backend: &B) -> Result<Self> {
-        let [x, norms, y, counts, picks] = [(); 5].map(|()| backend.pinned(0));
-        let (x, norms, y, counts, picks) = (x?, norms?, y?, counts?, picks?);
+        let [x, beside, y, counts, picks] = [(); 5].map(|()| backend.pinned(0));
+        let (x, beside, y, counts, picks) = (x?, beside?, y?, counts?, picks?);
         let (began, ended, union) = (backend.event()?, backend.event()?, Vec::new());
-        Ok(Self { x, norms, y, counts, picks, union, began, ended })
+        Ok(Self { x, beside, y, counts, picks, union, began, ended })
     }
 
     /// Takes a copy of `x`, makes room for the answer, and notes when the device begins.
@@ -63,20 +64,28 @@ impl<B: Backend> Exchange<B> {
     /// Takes the norms of the tokens.
     pub(crate) fn write_norms(&mut self, backend: &B, x: &[f32], d_model: usize) -> Result<()> {
         let n_bytes = x.len() / d_model.max(1) * 4;
-        grow(backend, &mut self.norms, n_bytes)?;
-        let norms: &mut [f32] = bytemuck::cast_slice_mut(&mut self.norms.bytes_mut()?[..n_bytes]);
+        grow(backend, &mut self.beside, n_bytes)?;
+        let norms: &mut [f32] = bytemuck::cast_slice_mut(&mut self.beside.bytes_mut()?[..n_bytes]);
         norms.iter_mut().zip(x.chunks_exact(d_model.max(1))).for_each(|(to, x)| *to = norm(x));
         Ok(())
     }
 
-    /// Sends the norms of the tokens from `first` on.
-    pub(crate) fn send_norms(
+    /// Takes a copy of the residual stream.
+    pub(crate) fn write_residual(&mut self, backend: &B, residual: &[f32]) -> Result<()> {
+        grow(backend, &mut self.beside, size_of_val(residual))?;
+        let bytes: &[u8] = bytemuck::cast_slice(residual);
+        self.beside.bytes_mut()?[..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Sends what a predictor takes of the tokens from `first` on, of `width` values.
+    pub(crate) fn send_beside(
         &self,
         backend: &B,
-        [first, n_tokens]: [usize; 2],
+        [first, n_tokens, width]: [usize; 3],
         to: Address,
     ) -> Result<()> {
-        backend.send(&self.norms, first * 4..(first + n_tokens) * 4, to)
+        backend.send(&self.beside, first * width * 4..(first + n_tokens) * width * 4, to)
     }
 
     /// Writes the picks of all groups, before the first of them is sent.

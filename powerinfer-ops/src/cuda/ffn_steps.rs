@@ -9,6 +9,7 @@
 //! products are sums in one order, and rows of down are added by parts that are cut by neuron.
 
 use super::estimate_steps::{DeviceEstimate, gate_estimate};
+use super::mlp_steps::{DeviceMlp, mlp_picks};
 use super::queue::{Address, Queue};
 use super::steps::{
     Addends, DeviceInput, DeviceRows, Entries, Finish, List, Numbers, Parts, Rows, Then, Values,
@@ -49,6 +50,9 @@ pub enum Wanted<'a> {
     /// Those that fire of the ones that a low-bit copy lets through. The host has written the tokens'
     /// norms.
     Estimated(&'a DeviceEstimate, f32),
+    /// Those that fire of the ones that two layers pick, which read these tokens, `[n_tokens, d_model]`
+    /// f32.
+    Scored(&'a DeviceMlp, Address),
 }
 
 /// The largest network and the most tokens that scratch memory is for.
@@ -60,6 +64,8 @@ pub struct ScratchShape {
     pub d_model: usize,
     /// Tokens that run together.
     pub n_tokens: usize,
+    /// Values between the layers of a predictor; 0 without.
+    pub rank: usize,
 }
 
 impl ScratchShape {
@@ -70,6 +76,7 @@ impl ScratchShape {
             n_neurons: self.n_neurons.max(other.n_neurons),
             d_model: self.d_model.max(other.d_model),
             n_tokens: self.n_tokens.max(other.n_tokens),
+            rank: self.rank.max(other.rank),
         }
     }
 
@@ -93,6 +100,9 @@ pub struct FfnScratch {
     pub fired: List,
     /// What is left of that after up.
     pub ran: List,
+    /// What lies between the layers of a predictor, `[n_tokens, rank]` f32; and that, or what they read,
+    /// rounded.
+    hidden: (Address, Numbers),
     /// `[n_tokens, n_neurons]` f32.
     h: Address,
     /// Sums of parts.
@@ -110,7 +120,7 @@ impl FfnScratch {
     /// Cuts memory at `base` into pieces for a shape; also says how many bytes that takes.
     #[must_use]
     pub fn carve(base: Address, shape: ScratchShape) -> (Self, usize) {
-        let ScratchShape { n_neurons, d_model, n_tokens } = shape;
+        let ScratchShape { n_neurons, d_model, n_tokens, rank } = shape;
         let mut used = 0;
         let mut take = |bytes: usize| {
             let address = base.offset(used);
@@ -118,7 +128,7 @@ impl FfnScratch {
             used += bytes.next_multiple_of(256);
             address
         };
-        let (tokens, blocks) = (n_tokens * d_model * 4, n_tokens * n_blocks(d_model));
+        let tokens = n_tokens * d_model * 4;
         let activations = n_tokens * n_neurons * 4;
         let counts = take(N_COUNTS * 4);
         let mut list = |at: usize| List {
@@ -128,17 +138,21 @@ impl FfnScratch {
             starts: take((Parts::MOST + 1) * 4),
         };
         let (picked, fired, ran) = (list(0), list(1), list(2));
-        let numbers = Numbers {
+        let mut numbers = |blocks: usize, norms: usize| Numbers {
             numbers: take(blocks * 32),
             scales: take(blocks * 8),
-            norms: take(n_tokens * 4),
+            norms: take(norms * 4),
         };
+        let rounded = numbers(n_tokens * n_blocks(d_model), n_tokens);
+        let widest = if rank > 0 { rank.max(d_model) } else { 0 };
+        let between = numbers(n_tokens * n_blocks(widest), 0);
         let scratch = Self {
             x: take(tokens),
-            numbers,
+            numbers: rounded,
             picked,
             fired,
             ran,
+            hidden: (take(n_tokens * rank * 4), between),
             h: take(activations),
             sums: take(Parts::MOST * tokens),
             y: take(tokens),
@@ -163,8 +177,15 @@ pub fn ffn<Q: Queue>(
     let run = Run { queue, weights, scratch, n_tokens };
     let x = run.input();
     let takes_numbers = |rows: &DeviceRows| rows.layout.takes_numbers();
-    let estimated = matches!(wanted, Wanted::Estimated(..));
-    if estimated || takes_numbers(&weights.gate) || weights.up.as_ref().is_some_and(takes_numbers) {
+    let picked_by_numbers = match wanted {
+        Wanted::Estimated(..) => true,
+        Wanted::Scored(mlp, seen) => seen == x.values && takes_numbers(&mlp.first),
+        _ => false,
+    };
+    if picked_by_numbers
+        || takes_numbers(&weights.gate)
+        || weights.up.as_ref().is_some_and(takes_numbers)
+    {
         quantize(queue, &x, Address::NULL)?;
     }
     let picked = run.pick(wanted, &x)?;
@@ -214,7 +235,7 @@ impl<Q: Queue> Run<'_, Q> {
     }
 
     fn pick(&self, wanted: Wanted<'_>, x: &DeviceInput) -> Result<Picks, Q::Error> {
-        let FfnScratch { picked, h, .. } = *self.scratch;
+        let FfnScratch { picked, h, hidden: (values, numbers), .. } = *self.scratch;
         match wanted {
             Wanted::All | Wanted::Firing => {
                 return Ok(Picks { rows: Rows::All, mask: Address::NULL });
@@ -222,6 +243,18 @@ impl<Q: Queue> Run<'_, Q> {
             Wanted::Picked => {}
             Wanted::Estimated(estimate, margin) => {
                 gate_estimate(self.queue, estimate, x, margin, h)?;
+                compact(self.queue, &self.entries(h, Rows::All), &picked)?;
+            }
+            Wanted::Scored(mlp, seen) => {
+                let hidden = DeviceInput { values, numbers, n_columns: mlp.rank(), ..*x };
+                let mut x = *x;
+                if seen != x.values {
+                    (x.values, x.numbers) = (seen, numbers);
+                    if mlp.first.layout.takes_numbers() {
+                        quantize(self.queue, &x, Address::NULL)?;
+                    }
+                }
+                mlp_picks(self.queue, mlp, [&x, &hidden], h)?;
                 compact(self.queue, &self.entries(h, Rows::All), &picked)?;
             }
         }

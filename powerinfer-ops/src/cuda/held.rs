@@ -4,14 +4,14 @@ use std::sync::{Arc, OnceLock};
 
 use super::backend::{Backend, Block};
 use super::device::Shared;
-use super::estimate::HeldEstimate;
 use super::ffn_steps::{DeviceFfn, N_COUNTS};
+use super::held_predictor::HeldPredictor;
 use super::matrix::{DeviceMatrix, of_values};
 use super::network::Group;
 use super::queue::Address;
 use super::scratch::Needs;
 use crate::check::{check_below, check_shape};
-use crate::{Activation, FfnCounts, FfnWeights, GateEstimate, HotRows, OpError};
+use crate::{Activation, FfnCounts, FfnWeights, HotRows, OpError, RowPredictor};
 
 /// From this share of firing neurons on, all rows are read in order: what a list saves of them is less
 /// than what making it costs. A guess until it has been measured on a GPU.
@@ -29,7 +29,7 @@ pub(crate) struct HeldRows<B: Backend> {
     pub(crate) settings: Settings,
     /// What they take on the device, without a predictor.
     bytes: u64,
-    pub(crate) predictor: OnceLock<HeldEstimate<B>>,
+    pub(crate) predictor: OnceLock<HeldPredictor<B>>,
     /// `[d_model]`, added once for a network whose output stays on the device.
     down_bias: OnceLock<B::Block>,
     /// Whether all rows are read wherever it changes nothing.
@@ -71,7 +71,7 @@ impl<B: Backend> HeldRows<B> {
         for bias in [&settings.gate_bias, &settings.up_bias].into_iter().flatten() {
             bytes += size_of_val(bias.as_slice()) as u64;
         }
-        let needs = Needs::of_network(ids.len(), weights.d_model());
+        let needs = Needs::of_network(ids.len(), weights.d_model(), 0);
         let reserved = shared.reserve(bytes, needs)?;
         let (backend, failed) = (&shared.backend, |error| shared.failed(error));
         let copy = |matrix| DeviceMatrix::of_rows(backend, matrix, Some(ids)).map_err(failed);
@@ -94,16 +94,15 @@ impl<B: Backend> HeldRows<B> {
         Ok(rows)
     }
 
-    /// Copies the low-bit copy of the gate to the device.
-    pub(crate) fn add_estimate(&self, estimate: &GateEstimate, margin: f32) -> Result<(), OpError> {
+    /// Copies a predictor to the device.
+    pub(crate) fn add_predictor(&self, predictor: RowPredictor<'_>) -> Result<(), OpError> {
         let (n_neurons, d_model) = (self.n_neurons(), self.d_model());
-        let found = [estimate.rows().n_rows(), estimate.rows().n_columns()];
-        let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
-        check_shape(op, what, &[n_neurons, d_model], &found)?;
+        predictor.check_shape(n_neurons, d_model)?;
         let shared = &*self.shared;
-        let bytes = HeldEstimate::<B>::bytes(estimate);
-        let reserved = shared.reserve(bytes, Needs::default())?;
-        let held = HeldEstimate::copy(&shared.backend, estimate, margin);
+        let bytes = HeldPredictor::<B>::bytes(predictor)?;
+        let needs = Needs::of_network(n_neurons, d_model, predictor.rank());
+        let reserved = shared.reserve(bytes, needs)?;
+        let held = HeldPredictor::copy(&shared.backend, predictor);
         let held = held.map_err(|error| shared.failed(error))?;
         // if there is one already, the memory is given back
         if self.predictor.set(held).is_ok() {
@@ -136,7 +135,7 @@ impl<B: Backend> HeldRows<B> {
 
     pub(crate) fn size_bytes(&self) -> u64 {
         self.bytes
-            + self.predictor.get().map_or(0, HeldEstimate::size_bytes)
+            + self.predictor.get().map_or(0, HeldPredictor::size_bytes)
             + self.down_bias.get().map_or(0, |bias| bias.n_bytes() as u64)
     }
 
@@ -167,7 +166,7 @@ impl<B: Backend> HeldRows<B> {
         let (n, n_tokens) = (self.n_neurons() as u64, group.n_tokens as u64);
         let candidates = if group.listed || group.predicted { n_listed } else { n };
         let picked = if group.predicted { n_picked } else { group.picked };
-        let estimate = self.predictor.get().filter(|_| group.predicted);
+        let predictor = self.predictor.get().filter(|_| group.predicted);
         let drelu = self.up.is_some() && self.settings.up_activation.is_some();
         let (rows_up, rows_down, ran) = match (group.all, drelu) {
             (true, _) => (n, n, n * n_tokens),
@@ -178,7 +177,7 @@ impl<B: Backend> HeldRows<B> {
         counts.bytes += candidates * row_bytes(&self.gate)
             + rows_up * self.up.as_ref().map_or(0, row_bytes)
             + rows_down * row_bytes(&self.down)
-            + estimate.map_or(0, HeldEstimate::size_bytes);
+            + predictor.map_or(0, HeldPredictor::size_bytes);
         counts.fired += fired;
         counts.ran += ran;
         counts.picked += picked;

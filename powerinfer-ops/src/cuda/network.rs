@@ -9,6 +9,8 @@ use super::estimate_steps::{DeviceEstimate, token_norms};
 use super::exchange::{Exchange, PicksPlace};
 use super::ffn_steps::{FfnScratch, Wanted, ffn};
 use super::held::HeldRows;
+use super::held_predictor::HeldPredictor;
+use super::mlp_steps::DeviceMlp;
 use super::pending::GpuPending;
 use super::queue::Address;
 use super::sequence::own;
@@ -39,6 +41,18 @@ enum Picks<'a> {
     /// Lists, and where they are to be sent from.
     Listed(&'a [NeuronIds], Vec<PicksPlace>),
     Estimated((DeviceEstimate, f32)),
+    Scored(DeviceMlp, Seen),
+}
+
+/// What a predictor of two layers reads.
+#[derive(Debug, Clone, Copy)]
+enum Seen {
+    /// What the network does.
+    Input,
+    /// The residual stream, which the host brings.
+    Brought,
+    /// The residual stream, which is there.
+    There(Address),
 }
 
 /// Where the tokens are that a network works on.
@@ -46,8 +60,8 @@ enum Picks<'a> {
 enum Tokens<'a> {
     /// On the host, where the outputs go, too.
     Here(&'a [f32]),
-    /// On the device, `[n_tokens, d_model]` f32 each.
-    There { x: Address, y: Address, n_tokens: usize },
+    /// On the device, as the residual stream is, `[n_tokens, d_model]` f32 each.
+    There { x: Address, y: Address, residual: Address, n_tokens: usize },
 }
 
 impl Tokens<'_> {
@@ -77,8 +91,7 @@ impl<B: Backend> GpuFfn<B> {
             activation: rows.settings.activation,
             n_neurons: rows.n_neurons(),
             d_model: rows.d_model(),
-            // a low-bit copy reads the input itself
-            rank: rows.predictor.get().map(|_| 0),
+            reads_residual: rows.predictor.get().map(HeldPredictor::reads_residual),
         }
     }
 
@@ -102,12 +115,24 @@ impl<B: Backend> GpuFfn<B> {
             HeldNeurons::FiringOf(lists) => {
                 Picks::Listed(lists, exchange.write_picks(backend, lists, n)?)
             }
-            HeldNeurons::Predicted(_) => match (rows.predictor.get(), tokens) {
-                (Some(estimate), Tokens::Here(x)) => {
-                    exchange.write_norms(backend, x, d_model)?;
+            HeldNeurons::Predicted(given) => match (rows.predictor.get(), tokens) {
+                (Some(HeldPredictor::Estimated(estimate)), _) => {
+                    if let Tokens::Here(x) = tokens {
+                        exchange.write_norms(backend, x, d_model)?;
+                    }
                     Picks::Estimated(estimate.device())
                 }
-                (Some(estimate), Tokens::There { .. }) => Picks::Estimated(estimate.device()),
+                (Some(HeldPredictor::Scored(mlp)), _) => {
+                    let seen = match tokens {
+                        _ if !mlp.reads_residual => Seen::Input,
+                        Tokens::There { residual, .. } if given.is_empty() => Seen::There(residual),
+                        _ => {
+                            exchange.write_residual(backend, given)?;
+                            Seen::Brought
+                        }
+                    };
+                    Picks::Scored(mlp.device(), seen)
+                }
                 (None, _) => Picks::Firing,
             },
             HeldNeurons::Firing if !rows.dense => Picks::Firing,
@@ -149,11 +174,23 @@ impl<B: Backend> GpuFfn<B> {
             Picks::Estimated((estimate, margin)) => {
                 let norms = scratch.numbers.norms;
                 if let Tokens::Here(_) = tokens {
-                    exchange.send_norms(backend, [first, n_tokens], norms)?;
+                    exchange.send_beside(backend, [first, n_tokens, 1], norms)?;
                 } else {
                     token_norms(backend, scratch.x, [n_tokens, d_model], norms)?;
                 }
                 Wanted::Estimated(estimate, *margin)
+            }
+            Picks::Scored(mlp, seen) => {
+                let seen = match seen {
+                    Seen::Input => scratch.x,
+                    Seen::There(residual) => residual.offset(first * d_model * size_of::<f32>()),
+                    Seen::Brought => {
+                        // where the outputs will be
+                        exchange.send_beside(backend, [first, n_tokens, d_model], scratch.y)?;
+                        scratch.y
+                    }
+                };
+                Wanted::Scored(mlp, seen)
             }
             Picks::Firing => Wanted::Firing,
             Picks::All => Wanted::All,
@@ -171,7 +208,7 @@ impl<B: Backend> GpuFfn<B> {
             n_tokens,
             all: matches!(picks, Picks::All),
             listed: matches!(picks, Picks::Listed(..)),
-            predicted: matches!(picks, Picks::Estimated(_)),
+            predicted: matches!(picks, Picks::Estimated(_) | Picks::Scored(..)),
             picked: picked as u64,
         })
     }
@@ -203,14 +240,11 @@ impl<B: Backend> HeldFfn for GpuFfn<B> {
         self.rows.size_bytes()
     }
 
-    /// A low-bit copy of the gate; scores of a last layer round in the order of a CPU's kernels, which
-    /// the CPU therefore computes itself.
+    /// Not one in a format that there are no kernels for, which the CPU runs.
     fn hold_predictor(&self, predictor: RowPredictor<'_>) -> Result<bool, OpError> {
-        match predictor {
-            RowPredictor::Estimated(estimate, margin) => {
-                self.rows.add_estimate(estimate, margin).map(|()| true)
-            }
-            RowPredictor::Scored(..) => Ok(false),
+        match self.rows.add_predictor(predictor) {
+            Err(OpError::UnknownFormat { .. }) => Ok(false),
+            held => held.map(|()| true),
         }
     }
 
@@ -238,7 +272,8 @@ impl<B: Backend> HeldFfn for GpuFfn<B> {
         sequence.check_width(op, self.rows.d_model())?;
         self.shape().check_neurons(op, neurons, sequence.n_tokens())?;
         let [x, y] = sequence.begin_network(from)?;
-        let there = Tokens::There { x, y, n_tokens: sequence.n_tokens() };
+        let residual = sequence.slot(Slot::Residual);
+        let there = Tokens::There { x, y, residual, n_tokens: sequence.n_tokens() };
         sequence.network_begun(self.begin(neurons, there)?, self.rows.down_bias());
         Ok(())
     }

@@ -73,11 +73,14 @@ static __device__ __forceinline__ float block_sum(float value, float *scratch) {
 #define ACT_ABOVE 1
 #define ACT_SILU 2
 #define ACT_GELU 3
+#define ACT_REACHES 4
 static __device__ __forceinline__ float activate(int act, float threshold, float value) {
   switch (act) {
     case ACT_ABOVE: return value <= threshold ? 0.f : value;
     case ACT_SILU: return value / (1.f + expf(-value));
     case ACT_GELU: return 0.5f * value * (1.f + erff(value * 0.70710678118654752f));
+    // what is not a number is picked: its true gate will show it
+    case ACT_REACHES: return value >= threshold || value != value ? 1.f : 0.f;
     default: return value;
   }
 }

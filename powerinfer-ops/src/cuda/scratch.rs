@@ -13,9 +13,9 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Those of networks of so many neurons.
-    pub(crate) fn of_network(n_neurons: usize, d_model: usize) -> Self {
-        let network = ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE };
+    /// Those of networks of so many neurons, with a predictor of a rank.
+    pub(crate) fn of_network(n_neurons: usize, d_model: usize, rank: usize) -> Self {
+        let network = ScratchShape { n_neurons, d_model, n_tokens: TOKENS_AT_ONCE, rank };
         Self { network, ..Self::default() }
     }
 

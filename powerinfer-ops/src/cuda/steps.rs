@@ -112,6 +112,8 @@ pub enum Then {
     Nothing,
     /// An activation function.
     Activation(Activation),
+    /// It becomes 1 where it reaches a threshold or is not a number, else 0.
+    Reaches(f32),
 }
 
 impl Then {
@@ -122,6 +124,7 @@ impl Then {
             Self::Activation(Activation::FatRelu { threshold }) => (1, threshold),
             Self::Activation(Activation::Silu) => (2, 0.0),
             Self::Activation(Activation::Gelu) => (3, 0.0),
+            Self::Reaches(threshold) => (4, threshold),
             _ => (0, 0.0),
         }
     }

@@ -62,7 +62,7 @@ impl Projection {
     }
 
     /// [`run`](Self::run) of tokens `x`.
-    fn apply(&self, x: &[f32], workspace: &mut Workspace, out: &mut Vec<f32>) {
+    pub(super) fn apply(&self, x: &[f32], workspace: &mut Workspace, out: &mut Vec<f32>) {
         let (format, d_model) = (self.weights.format(), self.weights.d_model());
         let scratch = &mut workspace.inputs;
         self.run(Inputs::new(RowKernels::best(), &[format], d_model, x, scratch), out);

@@ -7,7 +7,7 @@ use crate::error::OpError;
 use crate::fast_device::{HeldNeurons, HeldRun};
 use crate::mask::NeuronIds;
 
-/// Which neurons a piece of work asks for; lists and hidden values lie in the [`Exchange`].
+/// Which neurons a piece of work asks for; lists and residual streams lie in the [`Exchange`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Asked {
     #[default]
@@ -27,8 +27,10 @@ pub(super) struct Exchange {
     pub(super) x: Vec<f32>,
     /// Lists of local ids; as many as tokens count.
     pub(super) picks: Vec<NeuronIds>,
-    /// `[n_tokens, rank]`
-    pub(super) hidden: Vec<f32>,
+    /// `[n_tokens, d_model]` where a predictor reads it, else empty.
+    pub(super) residual: Vec<f32>,
+    /// Whether it was on the device already.
+    pub(super) residual_there: bool,
     /// `[n_tokens, d_model]`
     pub(super) y: Vec<f32>,
     pub(super) run: HeldRun,
@@ -39,7 +41,8 @@ impl Exchange {
     pub(super) fn fill(&mut self, neurons: HeldNeurons<'_>, x: &[f32], in_place: bool) {
         self.in_place = in_place;
         copy(&mut self.x, x);
-        self.hidden.clear();
+        self.residual.clear();
+        self.residual_there = false;
         self.run = HeldRun::default();
         self.asked = match neurons {
             HeldNeurons::All => Asked::All,
@@ -50,15 +53,15 @@ impl Exchange {
                 self.picks.iter_mut().zip(picks).for_each(|(to, from)| to.copy_from(from));
                 Asked::FiringOf
             }
-            HeldNeurons::Predicted(hidden) => {
-                copy(&mut self.hidden, hidden);
+            HeldNeurons::Predicted(residual) => {
+                copy(&mut self.residual, residual);
                 Asked::Predicted
             }
         };
     }
 
-    /// How long the work takes under a model: `x`, the ids, hidden values and `y` cross the link, or, in
-    /// place, only ids and hidden values.
+    /// How long the work takes under a model: `x`, the ids, a residual stream and `y` cross the link,
+    /// or, in place, only ids and a residual stream that is not there.
     pub(super) fn duration(
         &self,
         speed: ModelledSpeed,
@@ -70,7 +73,8 @@ impl Exchange {
             _ => 0,
         };
         let bytes = |values: usize| (values * size_of::<f32>()) as u64;
-        let brought = self.hidden.len() + picks;
+        let residual = if self.residual_there { 0 } else { self.residual.len() };
+        let brought = residual + picks;
         match self.in_place {
             false => speed.duration(weight_bytes, bytes(2 * self.x.len() + brought)),
             true if brought > 0 => speed.work(weight_bytes) + speed.crossing(bytes(brought)),

@@ -61,6 +61,8 @@ pub(super) struct Done {
 struct Executor {
     workspace: Workspace,
     scratch: DenseScratch,
+    /// Values between the layers of a predictor.
+    hidden: Vec<f32>,
     speed: Option<ModelledSpeed>,
 }
 
@@ -114,7 +116,8 @@ fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Result<T, OpError> {
 
 impl Executor {
     fn count(&self, scratch_used: &AtomicU64) {
-        let bytes = self.workspace.size_bytes() + self.scratch.size_bytes();
+        let hidden = self.hidden.capacity() * size_of::<f32>();
+        let bytes = self.workspace.size_bytes() + self.scratch.size_bytes() + hidden;
         scratch_used.store(bytes as u64, Ordering::Relaxed);
     }
 
@@ -124,10 +127,9 @@ impl Executor {
         let d_model = rows.weights.d_model().max(1);
         let n_tokens = exchange.x.len() / d_model;
         let mut counts = FfnCounts::default();
-        let Exchange { asked, x, picks, hidden, y, .. } = exchange;
+        let Exchange { asked, x, picks, residual, y, .. } = exchange;
         y.clear();
         y.resize(x.len(), 0.0);
-        let rank = hidden.len() / n_tokens.max(1);
         for first in (0..n_tokens).step_by(TOKENS_AT_ONCE) {
             let tokens = first..n_tokens.min(first + TOKENS_AT_ONCE);
             let values = tokens.start * d_model..tokens.end * d_model;
@@ -137,7 +139,13 @@ impl Executor {
                 (Asked::Firing, _) if rows.is_dense => Neurons::All,
                 (Asked::FiringOf, _) => Neurons::FiringOf(&picks[tokens]),
                 (Asked::Predicted, Some(predictor)) => {
-                    predictor.neurons(&hidden[tokens.start * rank..tokens.end * rank])
+                    let residual = residual.get(values.clone()).unwrap_or_default();
+                    let inputs = [residual, &x[values.clone()]];
+                    let began = Instant::now();
+                    let read = predictor.begin(inputs, &mut self.workspace, &mut self.hidden);
+                    counts.bytes += read;
+                    counts.predictor_ns += crate::ffn::nanoseconds(began);
+                    predictor.neurons(&self.hidden)
                 }
                 _ => Neurons::Firing,
             };

@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
 
+use super::dense_steps::Projection;
 use super::exchange::Exchange;
 use super::executor::{Answer, Job, TOKENS_AT_ONCE, Work};
 use super::sequence::own;
 use super::shared::{Scratch, Shared};
 use super::{NAME, StandInFailure, failed};
+use crate::activation::Activation;
 use crate::error::OpError;
 use crate::fast_device::{
-    DeviceSequence, HeldFfn, HeldNeurons, HeldRun, HeldShape, HotRows, PendingFfn, RowPredictor,
-    Slot,
+    DeviceSequence, HeldFfn, HeldNeurons, HeldRun, HeldShape, HotRows, MlpLayers, PendingFfn,
+    RowPredictor, Slot,
 };
 use crate::ffn::{FfnWeights, NeuronScores, Neurons};
 use crate::gate_estimate::GateEstimate;
@@ -37,58 +39,87 @@ pub(super) struct HeldRows {
     shared: Arc<Shared>,
 }
 
-/// A predictor's rows.
+/// A predictor.
 #[derive(Debug)]
 pub(super) enum HeldPredictor {
     Estimated(GateEstimate, f32),
-    Scored(NeuronMatrix, f32),
+    Scored(HeldLayers),
+}
+
+/// [`MlpLayers`] of its own.
+#[derive(Debug)]
+pub(super) struct HeldLayers {
+    first: Projection,
+    reads_residual: bool,
+    activation: Option<Activation>,
+    rows: NeuronMatrix,
+    threshold: f32,
 }
 
 impl HeldPredictor {
     fn of(predictor: RowPredictor<'_>) -> Self {
         match predictor {
             RowPredictor::Estimated(estimate, margin) => Self::Estimated(estimate.clone(), margin),
-            RowPredictor::Scored(rows, threshold) => Self::Scored(rows.clone(), threshold),
+            RowPredictor::Scored(layers) => {
+                let MlpLayers { first, reads_residual, activation, rows, threshold } = layers;
+                let (first, rows) = (Projection::of(first), rows.clone());
+                Self::Scored(HeldLayers { first, reads_residual, activation, rows, threshold })
+            }
         }
     }
 
-    /// What the network runs for tokens with those hidden values.
+    /// What is done once for all neurons: `hidden` becomes what lies between the layers for the
+    /// residual stream and input of some tokens. Returns the bytes of weights that were read.
+    pub(super) fn begin(
+        &self,
+        [residual, x]: [&[f32]; 2],
+        workspace: &mut Workspace,
+        hidden: &mut Vec<f32>,
+    ) -> u64 {
+        let Self::Scored(layers) = self else { return 0 };
+        let seen = if layers.reads_residual { residual } else { x };
+        layers.first.apply(seen, workspace, hidden);
+        if let Some(activation) = layers.activation {
+            hidden.iter_mut().for_each(|value| *value = activation.apply(*value));
+        }
+        layers.first.read_bytes()
+    }
+
+    /// What the network runs then.
     pub(super) fn neurons<'a>(&'a self, hidden: &'a [f32]) -> Neurons<'a> {
         match self {
             Self::Estimated(estimate, margin) => Neurons::Estimated(estimate, *margin),
-            Self::Scored(rows, threshold) => {
+            Self::Scored(HeldLayers { rows, threshold, .. }) => {
                 Neurons::Scored(NeuronScores { rows, hidden, threshold: *threshold })
             }
         }
     }
 
-    /// Hidden values of a token.
-    fn rank(&self) -> usize {
-        match self {
-            Self::Estimated(..) => 0,
-            Self::Scored(rows, _) => rows.d_model(),
-        }
+    fn reads_residual(&self) -> bool {
+        matches!(self, Self::Scored(HeldLayers { reads_residual: true, .. }))
     }
 
     fn bytes(&self) -> Result<usize, OpError> {
         match self {
             Self::Estimated(estimate, _) => Ok(estimate.resident_bytes()),
-            Self::Scored(rows, _) => resident(rows, rows.n_neurons()),
-        }
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        match self {
-            Self::Estimated(estimate, _) => [estimate.rows().n_rows(), estimate.rows().n_columns()],
-            Self::Scored(rows, _) => [rows.n_neurons(), rows.d_model()],
+            Self::Scored(HeldLayers { first: Projection { weights, bias }, rows, .. }) => {
+                let layers = resident(weights, weights.n_neurons())?;
+                Ok(layers + size_of_val(bias.as_slice()) + resident(rows, rows.n_neurons())?)
+            }
         }
     }
 }
 
-/// What networks of that many neurons, values of a token and columns of a predictor grow scratch to.
+/// Bytes that networks of that many neurons and values of a token grow scratch to, with a predictor of a
+/// rank.
+pub(super) fn ffn_scratch_bytes(shape: [usize; 3]) -> u64 {
+    // a vector that grows may double
+    let hidden = 2 * TOKENS_AT_ONCE * shape[2] * size_of::<f32>();
+    Workspace::ffn_bytes_at_most(shape, TOKENS_AT_ONCE) + hidden as u64
+}
+
 fn ffn_scratch(shape: [usize; 3]) -> Scratch {
-    let ffn = Workspace::ffn_bytes_at_most(shape, TOKENS_AT_ONCE);
-    Scratch { ffn, ..Scratch::default() }
+    Scratch { ffn: ffn_scratch_bytes(shape), ..Scratch::default() }
 }
 
 pub(super) fn resident(matrix: &NeuronMatrix, n_rows: usize) -> Result<usize, OpError> {
@@ -117,15 +148,12 @@ impl HeldRows {
         Ok(Self { weights, predictor, down_bias, is_dense, bytes: bytes.into(), shared })
     }
 
-    /// Takes the part of the budget of a predictor's rows, then holds them.
+    /// Takes the part of the budget of a predictor, then holds it.
     fn add_predictor(&self, predictor: RowPredictor<'_>) -> Result<(), OpError> {
-        let predictor = HeldPredictor::of(predictor);
         let (n, d_model) = (self.weights.n_neurons(), self.weights.d_model());
-        let found = predictor.shape();
-        let columns = if predictor.rank() == 0 { d_model } else { found[1] };
-        let (op, what) = ("HeldFfn::hold_predictor", "the predictor's rows");
-        OpError::check_shape(op, what, &[n, columns], &found)?;
+        predictor.check_shape(n, d_model)?;
         let scratch = ffn_scratch([n, d_model, predictor.rank()]);
+        let predictor = HeldPredictor::of(predictor);
         let bytes = predictor.bytes()? as u64;
         self.shared.reserve(bytes, scratch)?;
         self.count(bytes, self.predictor.set(predictor).is_ok());
@@ -157,7 +185,7 @@ impl HeldRows {
             activation: self.weights.activation,
             n_neurons: self.weights.n_neurons(),
             d_model: self.weights.d_model(),
-            rank: self.predictor.get().map(HeldPredictor::rank),
+            reads_residual: self.predictor.get().map(HeldPredictor::reads_residual),
         }
     }
 }
@@ -185,16 +213,23 @@ impl StandInFfn {
         }
     }
 
-    fn queue(
+    /// `stream` is the residual stream where it is on the device, as then `x` is.
+    fn queue<'a>(
         &self,
-        neurons: HeldNeurons<'_>,
+        mut neurons: HeldNeurons<'a>,
         x: &[f32],
-        in_place: bool,
+        stream: Option<&'a [f32]>,
     ) -> Result<Pending, OpError> {
-        self.rows.shape().check(neurons, x)?;
-        let shared = &self.rows.shared;
+        let (shape, shared) = (self.rows.shape(), &self.rows.shared);
+        let is_there = shape.reads_residual == Some(true)
+            && matches!((neurons, stream), (HeldNeurons::Predicted([]), Some(_)));
+        if let Some(stream) = stream.filter(|_| is_there) {
+            neurons = HeldNeurons::Predicted(stream);
+        }
+        shape.check(neurons, x)?;
         let mut exchange = shared.take_exchange();
-        exchange.fill(neurons, x, in_place);
+        exchange.fill(neurons, x, stream.is_some());
+        exchange.residual_there = is_there;
         let (answer, pending) = channel();
         shared.send(Job {
             work: Work::Network { rows: Arc::clone(&self.rows), exchange, answer },
@@ -231,7 +266,7 @@ impl HeldFfn for StandInFfn {
     }
 
     fn start(&self, neurons: HeldNeurons<'_>, x: &[f32]) -> Result<Box<dyn PendingFfn>, OpError> {
-        Ok(Box::new(self.queue(neurons, x, false)?))
+        Ok(Box::new(self.queue(neurons, x, None)?))
     }
 
     fn start_in(
@@ -243,7 +278,9 @@ impl HeldFfn for StandInFfn {
         let sequence = own(&self.rows.shared, sequence)?;
         sequence.check_width("HeldFfn::start_in", self.d_model())?;
         sequence.settle()?;
-        let pending = self.queue(neurons, sequence.tokens()?.slot(from), true)?;
+        let tokens = sequence.tokens()?;
+        let stream = tokens.slot(Slot::Residual);
+        let pending = self.queue(neurons, tokens.slot(from), Some(stream))?;
         sequence.set_started(pending, Arc::clone(&self.rows));
         Ok(())
     }

@@ -1,12 +1,13 @@
 use super::*;
 use crate::activation::Activation;
-use crate::fast_device::{HeldNeurons, RowPredictor};
+use crate::fast_device::{DensePart, HeldNeurons, MlpLayers, RowPredictor};
 use crate::ffn::{FfnWeights, NeuronScores, Neurons, ffn_into};
 use crate::format::WeightFormat;
 use crate::format::low_bit::LowBitFormat;
 use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
 use crate::matrix::NeuronMatrix;
+use crate::sparse_matvec::project;
 use crate::workspace::Workspace;
 use testing::Seeded;
 
@@ -46,6 +47,15 @@ fn hot(share: f32) -> NeuronIds {
     NeuronIds::from_sorted(Seeded::new(6).ids(N, share)).unwrap()
 }
 
+/// What lies between the layers of a predictor on the CPU.
+fn hidden(layers: &MlpLayers<'_>, x: &[f32]) -> Vec<f32> {
+    let mut hidden = vec![0.0; x.len() / D * layers.rank()];
+    project(layers.first.weights, x, &mut hidden);
+    crate::residual::add_to_rows(&mut hidden, layers.first.bias.unwrap_or_default());
+    let apply = |value: f32| layers.activation.map_or(value, |function| function.apply(value));
+    hidden.into_iter().map(apply).collect()
+}
+
 /// What the CPU makes of the same rows.
 fn on_the_cpu(weights: &FfnWeights, neurons: Neurons<'_>, x: &[f32]) -> (Vec<f32>, u64) {
     let mut y = vec![0.0; x.len()];
@@ -63,23 +73,36 @@ fn every_kind_of_work_gives_what_the_cpu_gives() {
         let here = weights.pick(&ids).unwrap();
         let gate = GateEstimate::new(LowBitFormat::Bits3, &here.gate, None, Activation::Relu);
         let gate = gate.unwrap();
-        let fc2 = matrix(format, ids.len(), 32, 9);
+        let (fc1, fc2) = (matrix(format, 32, D, 11), matrix(format, ids.len(), 32, 9));
+        let bias = Seeded::new(12).normal(32);
+        let original = MlpLayers {
+            first: DensePart { weights: &fc1, bias: Some(&bias) },
+            reads_residual: true,
+            activation: Some(Activation::Relu),
+            rows: &fc2,
+            threshold: 1.0,
+        };
+        let first = DensePart { weights: &fc1, bias: None };
+        let low_rank = MlpLayers { first, reads_residual: false, activation: None, ..original };
         let device = device(threads);
         for n_tokens in [0, 1, 3, 31, 32, 33, 70] {
             let x = Seeded::new(7).normal(n_tokens * D);
-            let hidden = Seeded::new(8).normal(n_tokens * 32);
+            let residual = Seeded::new(8).normal(n_tokens * D);
+            let hidden = [hidden(&original, &residual), hidden(&low_rank, &x)];
             let mut random = Seeded::new(10);
             let mut list = || NeuronIds::from_sorted(random.ids(ids.len(), 0.3)).unwrap();
             let picks: Vec<NeuronIds> = (0..n_tokens).map(|_| list()).collect();
             let estimated = RowPredictor::Estimated(&gate, 0.5);
-            let scored = RowPredictor::Scored(&fc2, 1.0);
-            let scores = NeuronScores { rows: &fc2, hidden: &hidden, threshold: 1.0 };
+            let [original, low_rank] = [original, low_rank].map(RowPredictor::Scored);
+            let scored =
+                |hidden| Neurons::Scored(NeuronScores { rows: &fc2, hidden, threshold: 1.0 });
             for (predictor, asked, same) in [
                 (None, HeldNeurons::All, Neurons::All),
                 (None, HeldNeurons::Firing, Neurons::Firing),
                 (None, HeldNeurons::FiringOf(&picks), Neurons::FiringOf(&picks)),
                 (Some(estimated), HeldNeurons::Predicted(&[]), Neurons::Estimated(&gate, 0.5)),
-                (Some(scored), HeldNeurons::Predicted(&hidden), Neurons::Scored(scores)),
+                (Some(original), HeldNeurons::Predicted(&residual), scored(&hidden[0])),
+                (Some(low_rank), HeldNeurons::Predicted(&[]), scored(&hidden[1])),
             ] {
                 for density in [None, Some(0.9)] {
                     let hot = HotRows { weights: &weights, ids: &ids, density };
@@ -231,12 +254,32 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(beyond, Err(OpError::IdOutOfRange { .. })));
     let predicted = start(HeldNeurons::Predicted(&[]), &x);
     assert!(matches!(predicted, Err(OpError::NoHeldPredictor { .. })));
-    let fc2 = |n| matrix(WeightFormat::F32, n, 8, 1);
-    let too_many = held.hold_predictor(RowPredictor::Scored(&fc2(ids.len() + 1), 0.0));
-    assert!(matches!(too_many, Err(OpError::Shape { what: "the predictor's rows", .. })));
-    assert!(held.hold_predictor(RowPredictor::Scored(&fc2(ids.len()), 0.0)).unwrap());
-    let too_few = start(HeldNeurons::Predicted(&[0.0; 8]), &x);
-    assert!(matches!(too_few, Err(OpError::Shape { what: "hidden values", .. })));
+    let layers = |[n, rank, d, bias]: [usize; 4]| {
+        let m = |n, d| matrix(WeightFormat::F32, n, d, 1);
+        let (fc1, fc2, bias) = (m(rank, d), m(n, 8), vec![0.0; bias]);
+        held.hold_predictor(RowPredictor::Scored(MlpLayers {
+            first: DensePart { weights: &fc1, bias: Some(&bias) },
+            reads_residual: true,
+            activation: None,
+            rows: &fc2,
+            threshold: 0.0,
+        }))
+    };
+    let n = ids.len();
+    for (wrong, what) in [
+        ([n + 1, 8, D, 8], "the predictor's rows"),
+        ([n, 9, D, 9], "the predictor's rows"),
+        ([n, 8, D - 1, 8], "the predictor's first layer"),
+        ([n, 8, D, 7], "the predictor's bias"),
+    ] {
+        let refused = layers(wrong).unwrap_err();
+        assert!(matches!(refused, OpError::Shape { what: found, .. } if found == what), "{what}");
+    }
+    assert!(!held.has_predictor() && layers([n, 8, D, 8]).unwrap());
+    for residual in [&[][..], &x[1..]] {
+        let too_few = start(HeldNeurons::Predicted(residual), &x);
+        assert!(matches!(too_few, Err(OpError::Shape { what: "the residual stream", .. })));
+    }
     let silu = FfnWeights::new(m(), None, m(), Activation::Silu).unwrap();
     let silu = hold(&silu, &ids).unwrap();
     assert!(matches!(

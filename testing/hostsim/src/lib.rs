@@ -16,8 +16,8 @@
 pub(crate) use powerinfer_ops::{
     Activation, AttentionPart, DensePart, DeviceMemory, DeviceSequence, FastDevice, FfnCounts,
     FfnWeights, GateEstimate, HeadPart, HeldAttention, HeldFfn, HeldHead, HeldNeurons, HeldNorm,
-    HeldRun, HotRows, LowBitFormat, NeuronIds, NeuronMatrix, NormPart, OpError, PendingFfn,
-    RowPredictor, SequenceShape, Slot, WeightFormat, attention,
+    HeldRun, HotRows, LowBitFormat, MlpLayers, NeuronIds, NeuronMatrix, NormPart, OpError,
+    PendingFfn, RowPredictor, SequenceShape, Slot, WeightFormat, attention,
 };
 
 mod fast_device {
@@ -38,6 +38,8 @@ pub mod dense_steps;
 pub mod estimate_steps;
 #[path = "../../../powerinfer-ops/src/cuda/ffn_steps.rs"]
 pub mod ffn_steps;
+#[path = "../../../powerinfer-ops/src/cuda/mlp_steps.rs"]
+pub mod mlp_steps;
 #[path = "../../../powerinfer-ops/src/cuda/picks.rs"]
 pub mod picks;
 #[path = "../../../powerinfer-ops/src/cuda/queue.rs"]
@@ -63,6 +65,8 @@ mod held_attention;
 mod held_head;
 #[path = "../../../powerinfer-ops/src/cuda/held_norm.rs"]
 mod held_norm;
+#[path = "../../../powerinfer-ops/src/cuda/held_predictor.rs"]
+mod held_predictor;
 #[path = "../../../powerinfer-ops/src/cuda/kv_memory.rs"]
 mod kv_memory;
 #[path = "../../../powerinfer-ops/src/cuda/matrix.rs"]

@@ -6,7 +6,8 @@ use std::time::Instant;
 use candle_core::Tensor;
 use powerinfer_core::{Error, Result, Step};
 use powerinfer_ops::{
-    DeviceMemory, HeldNeurons, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor, hybrid_ffn,
+    DeviceMemory, HeldNeurons, MlpLayers, NeuronIds, NeuronScores, Neurons, OpError, RowPredictor,
+    hybrid_ffn, with_f32,
 };
 use powerinfer_predictor::FfnInputs;
 
@@ -52,12 +53,8 @@ impl SparseFfn {
         let Some(rows) = self.split_predictor.as_ref().and_then(|split| split.hot.rows()) else {
             return Ok(self.predictor.is_none());
         };
-        let needed = match rows {
-            RowPredictor::Estimated(copy, _) => copy.resident_bytes(),
-            RowPredictor::Scored(rows, _) => rows.size_bytes(),
-        };
         let left = memory.budget_bytes.saturating_sub(memory.held_bytes);
-        if free_bytes > 0 && left.saturating_sub(needed as u64) < free_bytes {
+        if free_bytes > 0 && left.saturating_sub(rows.size_bytes() as u64) < free_bytes {
             return Ok(false);
         }
         match hot.held().hold_predictor(rows) {
@@ -130,17 +127,26 @@ impl SparseFfn {
         layer: usize,
         step: &mut Step,
     ) -> Result<Tensor> {
-        let (mut hidden, mut lists) =
-            (std::mem::take(&mut step.hidden), std::mem::take(&mut step.split_picks));
-        let [hot_list, cold_list] = &mut lists;
-        let scratch = (&mut hidden, hot_list, cold_list);
-        let sides = self.predicted_sides((hot, predictor), inputs, scratch, step)?;
-        let sum = self.both_sides(hot, inputs.normed, sides, layer, step);
-        (step.hidden, step.split_picks) = (hidden, lists);
-        sum
+        let mut run = |residual: &[f32]| {
+            let (mut hidden, mut lists) =
+                (std::mem::take(&mut step.hidden), std::mem::take(&mut step.split_picks));
+            let [hot_list, cold_list] = &mut lists;
+            let scratch = (&mut hidden, hot_list, cold_list);
+            let (hot_neurons, cold) =
+                self.predicted_sides((hot, predictor), inputs, scratch, step)?;
+            let hot_neurons = hot_neurons.unwrap_or(HeldNeurons::Predicted(residual));
+            let sum = self.both_sides(hot, inputs.normed, (hot_neurons, cold), layer, step);
+            (step.hidden, step.split_picks) = (hidden, lists);
+            sum
+        };
+        match hot.held().has_predictor() && self.reads_residual() {
+            true => with_f32(inputs.residual, run),
+            false => run(&[]),
+        }
     }
 
-    /// What each side is to run; scratch memory for hidden values and the lists of both.
+    /// What each side is to run, without the hot one where the device picks; scratch memory for hidden
+    /// values and the lists of both.
     pub(super) fn predicted_sides<'a>(
         &self,
         (hot, predictor): (&HotShard, &'a SplitPredictor),
@@ -151,7 +157,11 @@ impl SparseFfn {
             &'a mut Vec<NeuronIds>,
         ),
         step: &mut Step,
-    ) -> Result<(HeldNeurons<'a>, Neurons<'a>)> {
+    ) -> Result<(Option<HeldNeurons<'a>>, Neurons<'a>)> {
+        let on_device = hot.held().has_predictor();
+        if on_device && self.shards[0].n_neurons() == 0 {
+            return Ok((None, Neurons::All));
+        }
         let began = Instant::now();
         let mut bytes = predictor.cold.bytes_before();
         let cold = match predictor.cold.fused(inputs, hidden).map_err(model_error)? {
@@ -162,18 +172,18 @@ impl SparseFfn {
                 Neurons::FiringOf(cold_list)
             }
         };
-        let hot_neurons = match (cold, hot.held().has_predictor(), predictor.hot.rows()) {
-            (Neurons::Estimated(..), true, _) => HeldNeurons::Predicted(&[]),
-            (Neurons::Scored(scores), true, _) => HeldNeurons::Predicted(scores.hidden),
-            (Neurons::Scored(scores), false, Some(RowPredictor::Scored(rows, threshold))) => {
+        let hot_neurons = match (cold, predictor.hot.rows()) {
+            _ if on_device => None,
+            (Neurons::Scored(scores), Some(RowPredictor::Scored(layers))) => {
+                let MlpLayers { rows, threshold, .. } = layers;
                 NeuronScores { rows, hidden: scores.hidden, threshold }.pick(hot_list);
                 bytes += rows.size_bytes();
-                HeldNeurons::FiringOf(hot_list)
+                Some(HeldNeurons::FiringOf(hot_list))
             }
             _ => {
                 predictor.hot.predict(inputs, hot_list).map_err(model_error)?;
                 bytes += predictor.hot.size_bytes();
-                HeldNeurons::FiringOf(hot_list)
+                Some(HeldNeurons::FiringOf(hot_list))
             }
         };
         step.stats.predictor_ns += nanoseconds(began);

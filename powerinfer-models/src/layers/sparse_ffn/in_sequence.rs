@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 use powerinfer_core::{Result, Sparsity, Step};
 use powerinfer_ops::{
-    DeviceSequence, HeldNeurons, HeldRun, Neurons, OpError, RowPredictor, Slot, add_bias, with_f32,
+    DeviceSequence, HeldNeurons, HeldRun, Neurons, OpError, Slot, add_bias, with_f32,
 };
 use powerinfer_predictor::FfnInputs;
 
@@ -68,10 +68,15 @@ impl SlotInputs {
         Ok(self.normed.insert(normed).clone())
     }
 
-    /// Residual stream and normed input.
-    fn both(&mut self, sequence: &mut dyn DeviceSequence, step: &mut Step) -> Result<[Tensor; 2]> {
+    /// Residual stream and normed input; in place of a stream that is not wanted the input again.
+    fn both(
+        &mut self,
+        residual: bool,
+        sequence: &mut dyn DeviceSequence,
+        step: &mut Step,
+    ) -> Result<[Tensor; 2]> {
         let normed = self.normed(sequence, step)?;
-        if self.slot == Slot::Residual {
+        if !residual || self.slot == Slot::Residual {
             return Ok([normed.clone(), normed]);
         }
         self.read_residual(sequence)?;
@@ -90,10 +95,10 @@ impl SparseFfn {
         Ok(())
     }
 
-    /// Whether more is read than what the cold neurons are multiplied with.
-    pub(crate) fn wants_inputs(&self, sparsity: Sparsity, step: &Step) -> bool {
+    /// Whether the residual stream is read beside what the cold neurons are multiplied with.
+    pub(crate) fn wants_residual(&self, sparsity: Sparsity, step: &Step) -> bool {
         let watches = step.measure_prediction || step.observer.is_some();
-        watches || (sparsity == Sparsity::Predicted && self.predictor.is_some())
+        watches || (sparsity == Sparsity::Predicted && self.reads_residual())
     }
 
     /// Adds to the sequence's stream what the network gives for a slot of it: the hot neurons are started
@@ -106,13 +111,8 @@ impl SparseFfn {
         step: &mut Step,
     ) -> Result<Option<StartedFfn>> {
         let Some(hot) = &self.hot else {
-            let [residual, normed] = match self.wants_inputs(pass.sparsity, step) {
-                true => inputs.both(sequence, step)?,
-                false => {
-                    let normed = inputs.normed(sequence, step)?;
-                    [normed.clone(), normed]
-                }
-            };
+            let wanted = self.wants_residual(pass.sparsity, step);
+            let [residual, normed] = inputs.both(wanted, sequence, step)?;
             let both = FfnInputs { residual: &residual, normed: &normed };
             let y = self.forward(&both, pass.sparsity, pass.layer, step)?;
             with_f32(&y, |y| sequence.finish_ffn(Some(y)))?;
@@ -121,7 +121,7 @@ impl SparseFfn {
         let n_neurons = hot.n_neurons() * inputs.n_tokens;
         let started = StartedFfn { layer: pass.layer, n_neurons };
         if step.measure_prediction || step.observer.is_some() {
-            let [residual, normed] = inputs.both(sequence, step)?;
+            let [residual, normed] = inputs.both(true, sequence, step)?;
             self.watch(&FfnInputs { residual: &residual, normed: &normed }, pass.layer, step)?;
         }
         let split = self.split_predictor.as_deref();
@@ -135,7 +135,7 @@ impl SparseFfn {
             }
             (Sparsity::Predicted, None, Some(predictor)) => {
                 let began = Instant::now();
-                let [residual, normed] = inputs.both(sequence, step)?;
+                let [residual, normed] = inputs.both(self.reads_residual(), sequence, step)?;
                 let mut picks = std::mem::take(&mut step.picks);
                 let mut lists = std::mem::take(&mut step.split_picks);
                 let both = FfnInputs { residual: &residual, normed: &normed };
@@ -157,8 +157,8 @@ impl SparseFfn {
         Ok(Some(started))
     }
 
-    /// [`forward_in`](Self::forward_in) with a part of the predictor for each side. A device that picks by
-    /// the network's own input alone starts before the host has read it.
+    /// [`forward_in`](Self::forward_in) with a part of the predictor for each side. A device that holds its
+    /// part starts before the host has read anything.
     fn predicted_in(
         &self,
         sequence: &mut dyn DeviceSequence,
@@ -167,22 +167,28 @@ impl SparseFfn {
         pass: Pass<'_>,
         step: &mut Step,
     ) -> Result<()> {
-        let picks_alone = hot.held().has_predictor()
-            && matches!(predictor.hot.rows(), Some(RowPredictor::Estimated(..)));
-        if picks_alone {
-            hot.held().start_in(HeldNeurons::Predicted(&[]), sequence, inputs.slot)?;
+        let reads_residual = self.reads_residual();
+        if hot.held().has_predictor() {
+            let mut start = |residual: &[f32]| {
+                hot.held().start_in(HeldNeurons::Predicted(residual), sequence, inputs.slot)
+            };
+            match &inputs.residual {
+                // what the predictor is to see is the stream no more
+                Some(residual) if reads_residual => with_f32(residual, start)?,
+                _ => start(&[])?,
+            }
             if self.shards[0].n_neurons() == 0 {
                 return self.finish_in(sequence, (inputs, Neurons::All), pass, step);
             }
         }
-        let [residual, normed] = inputs.both(sequence, step)?;
+        let [residual, normed] = inputs.both(reads_residual, sequence, step)?;
         let both = FfnInputs { residual: &residual, normed: &normed };
         let (mut hidden, mut lists) =
             (std::mem::take(&mut step.hidden), std::mem::take(&mut step.split_picks));
         let [hot_list, cold_list] = &mut lists;
         let scratch = (&mut hidden, hot_list, cold_list);
         let (hot_neurons, cold) = self.predicted_sides((hot, predictor), &both, scratch, step)?;
-        if !picks_alone {
+        if let Some(hot_neurons) = hot_neurons {
             hot.held().start_in(hot_neurons, sequence, inputs.slot)?;
         }
         self.finish_in(sequence, (inputs, cold), pass, step)?;
