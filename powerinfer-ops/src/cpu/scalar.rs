@@ -35,6 +35,7 @@ const fn primitives<F: BlockFormat>(products: Products) -> RowPrimitives {
                 F::axpy(scale, row, y);
             }
         },
+        settle: |sum, y| super::rows::add(y, sum),
         grouping: Grouping::Never,
         decode: decode::<F>,
     }

@@ -25,9 +25,9 @@ static __device__ __forceinline__ uint32_t id_of(const uint32_t *ids, int i) {
 // `ids` and `count` may be null: then the entries are the neurons 0 to n. `kept` and `kept_values`
 // hold as many places as there are entries at most. `counts` receives the length of the list, and how
 // many values its entries have, summed over tokens.
-KERNEL(compact, const float *values, int stride, int n_tokens, const uint32_t *ids,
-       const uint32_t *count, int n, uint32_t *kept, float *kept_values, uint32_t *counts,
-       uint32_t *starts, int part_len, int n_parts) {
+KERNEL_OF(COMPACT_THREADS, compact, const float *values, int stride, int n_tokens,
+          const uint32_t *ids, const uint32_t *count, int n, uint32_t *kept, float *kept_values,
+          uint32_t *counts, uint32_t *starts, int part_len, int n_parts) {
   SHARED(int, sums, COMPACT_WARPS);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const int n_warps = blockDim.x / WARP;

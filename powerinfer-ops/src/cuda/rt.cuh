@@ -8,6 +8,9 @@
 #include <stdint.h>
 #define SHARED(T, name, N) __shared__ T name[N]
 #define KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)
+// A kernel for blocks of so many threads, among which it must share out the registers.
+#define KERNEL_OF(threads, name, ...) \
+  extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
 #define BARRIER() __syncthreads()
 // Two f16 numbers, the lower half first.
 static __device__ __forceinline__ float2 f16_pair(uint32_t bits) {
