@@ -6,9 +6,11 @@
 use std::path::Path;
 
 /// A planted fault: its define, and the file that has it.
-const MUTANTS: [(&str, &str); 15] = [
+const MUTANTS: [(&str, &str); 17] = [
     ("MISSING_GUARD", "sparse_matvec.cu"),
     ("SHORT_REDUCTION", "sparse_matvec.cu"),
+    ("UNPICKED_NAN", "sparse_matvec.cu"),
+    ("STRICT_THRESHOLD", "sparse_matvec.cu"),
     ("MISSING_GUARD", "sparse_axpy.cu"),
     ("WRONG_PART", "sparse_axpy.cu"),
     ("MISSING_BARRIER", "compact.cu"),

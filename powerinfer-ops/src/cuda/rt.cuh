@@ -37,6 +37,16 @@ static __device__ __forceinline__ uint16_t f16_bits(float value) {
 #else
 #define WITHIN(index, end) ((index) < (end))
 #endif
+#ifdef MUTANT_UNPICKED_NAN
+#define PICKS_NAN(value) false
+#else
+#define PICKS_NAN(value) ((value) != (value))
+#endif
+#ifdef MUTANT_STRICT_THRESHOLD
+#define REACHES(value, threshold) ((value) > (threshold))
+#else
+#define REACHES(value, threshold) ((value) >= (threshold))
+#endif
 #ifdef MUTANT_SHORT_REDUCTION
 #define FIRST_STEP 8
 #else
@@ -83,7 +93,7 @@ static __device__ __forceinline__ float activate(int act, float threshold, float
     case ACT_SILU: return value / (1.f + expf(-value));
     case ACT_GELU: return 0.5f * value * (1.f + erff(value * 0.70710678118654752f));
     // what is not a number is picked: its true gate will show it
-    case ACT_REACHES: return value >= threshold || value != value ? 1.f : 0.f;
+    case ACT_REACHES: return REACHES(value, threshold) || PICKS_NAN(value) ? 1.f : 0.f;
     default: return value;
   }
 }

@@ -51,6 +51,8 @@ mutants! {
     None = hostsim_kernels, "The kernels as they are.";
     MatvecGuard = hostsim_sparse_matvec_missing_guard, "Reads past the end of rows and inputs.";
     MatvecReduction = hostsim_sparse_matvec_short_reduction, "Half of a warp is left out of sums.";
+    PicksNan = hostsim_sparse_matvec_unpicked_nan, "A score that is no number picks nothing.";
+    PicksThreshold = hostsim_sparse_matvec_strict_threshold, "A score must exceed the threshold.";
     AxpyGuard = hostsim_sparse_axpy_missing_guard, "Reads and writes past the last column.";
     AxpyPart = hostsim_sparse_axpy_wrong_part, "A part begins where the one before does.";
     CompactBarrier = hostsim_compact_missing_barrier, "Votes are counted before they are cast.";

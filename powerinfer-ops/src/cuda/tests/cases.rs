@@ -8,9 +8,9 @@ use testing::{Seeded, assert_close, assert_same_bits};
 
 use super::row_layout::RowLayout;
 use crate::{
-    Activation, FastDevice, FfnCounts, FfnWeights, GateEstimate, HeldFfn, HeldNeurons, HotRows,
-    LowBitFormat, NeuronIds, NeuronMatrix, Neurons, OpError, RowPredictor, WeightFormat, Workspace,
-    ffn,
+    Activation, DensePart, FastDevice, FfnCounts, FfnWeights, GateEstimate, HeldFfn, HeldNeurons,
+    HotRows, LowBitFormat, MlpLayers, NeuronIds, NeuronMatrix, NeuronScores, Neurons, OpError,
+    RowPredictor, WeightFormat, Workspace, ffn, linear,
 };
 
 /// Neurons and values of a token: large on a GPU, small on a CPU.
@@ -142,6 +142,71 @@ pub(crate) fn a_low_bit_copy_picks_what_it_picks_on_the_cpu(device: &dyn FastDev
     }
 }
 
+/// A trained predictor whose scores keep off the threshold picks the neurons that the CPU picks, in
+/// every pair of formats and either form; what is not a number picks all.
+pub(crate) fn a_trained_predictor_picks_what_it_picks_on_the_cpu(
+    device: &dyn FastDevice,
+    [n, d]: Size,
+) {
+    let (rank, weights) = (32, network(WeightFormat::F16, [n, d], true, false));
+    let bias = Seeded::new(12).normal(rank);
+    for (at, format) in RowLayout::FORMATS.into_iter().enumerate() {
+        let rows_format = RowLayout::FORMATS[(at + 2) % RowLayout::FORMATS.len()];
+        let (fc1, fc2) = (matrix(format, rank, d, 10), matrix(rows_format, n, rank, 11));
+        for original in [true, false] {
+            let held = hold_all(device, &weights);
+            for n_tokens in [1, 3, 20] {
+                let [x, residual] = [6, 7].map(|seed| Seeded::new(seed).normal(n_tokens * d));
+                let seen = if original { &residual } else { &x };
+                let mut layers = MlpLayers {
+                    first: DensePart { weights: &fc1, bias: original.then_some(&bias[..]) },
+                    reads_residual: original,
+                    activation: original.then_some(Activation::Relu),
+                    rows: &fc2,
+                    threshold: 0.0,
+                };
+                let hidden = on_host(layers.first, seen).into_iter();
+                let hidden: Vec<f32> = match layers.activation {
+                    Some(function) => hidden.map(|value| function.apply(value)).collect(),
+                    None => hidden.collect(),
+                };
+                let last = DensePart { weights: &fc2, bias: None };
+                let mut scores = on_host(last, &hidden);
+                scores.sort_by(f32::total_cmp);
+                // in the widest gap of the upper half
+                let upper = &scores[scores.len() / 2..scores.len() - 1];
+                let gap = |at: &usize| upper[at + 1] - upper[*at];
+                let widest = (0..upper.len() - 1).max_by(|a, b| gap(a).total_cmp(&gap(b))).unwrap();
+                layers.threshold = f32::midpoint(upper[widest], upper[widest + 1]);
+                let held_here = hold_all(device, &weights);
+                assert!(held_here.hold_predictor(RowPredictor::Scored(layers)).unwrap());
+                assert!(held_here.has_predictor() && held_here.size_bytes() > held.size_bytes());
+                let threshold = layers.threshold;
+                let scored =
+                    Neurons::Scored(NeuronScores { rows: &fc2, hidden: &hidden, threshold });
+                let (expected, counts) = on_cpu(&weights, scored, &x);
+                let given = if original { &residual[..] } else { &[] };
+                let (found, run) = on_device(held_here.as_ref(), HeldNeurons::Predicted(given), &x);
+                let what = format!("{format}, {rows_format}, original {original}, {n_tokens}");
+                assert!(counts.picked > 0 && counts.picked < (n * n_tokens) as u64, "{what}");
+                assert_close(&found, &expected, bound(&expected), &what);
+                assert_eq!((run.picked, run.fired), (counts.picked, counts.fired), "{what}");
+                let broken = vec![f32::NAN; seen.len()];
+                let (x, given) = if original { (&x, &broken[..]) } else { (&broken, &[][..]) };
+                let (_, run) = on_device(held_here.as_ref(), HeldNeurons::Predicted(given), x);
+                assert_eq!(run.picked, (n * n_tokens) as u64, "{what}");
+            }
+        }
+    }
+}
+
+/// The products of a part with tokens, on the CPU.
+fn on_host(part: DensePart<'_>, x: &[f32]) -> Vec<f32> {
+    let d = part.weights.d_model();
+    let x = Tensor::from_slice(x, (x.len() / d, d), &Device::Cpu).unwrap();
+    linear(part.weights, part.bias, &x).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
 /// What is dropped is given back, and what does not fit is not held.
 pub(crate) fn memory_is_given_back_and_a_budget_is_kept(
     open: &dyn Fn(u64) -> Arc<dyn FastDevice>,
@@ -258,8 +323,25 @@ pub(crate) fn what_does_not_fit_is_refused(device: &dyn FastDevice, [n, d]: Size
     let estimate = estimate.unwrap();
     let too_many = held.hold_predictor(RowPredictor::Estimated(&estimate, 0.0));
     assert!(matches!(too_many, Err(OpError::Shape { what: "the predictor's rows", .. })));
-    // its scores would round in another order than the CPU's
-    assert!(!held.hold_predictor(RowPredictor::Scored(&m(n), 0.0)).unwrap());
+    let fc1 = matrix(WeightFormat::F32, 8, d, 1);
+    let layers = |fc1, rows| {
+        RowPredictor::Scored(MlpLayers {
+            first: DensePart { weights: fc1, bias: None },
+            reads_residual: true,
+            activation: None,
+            rows,
+            threshold: 0.0,
+        })
+    };
+    let (rows, too_many) =
+        (matrix(WeightFormat::F32, n, 8, 1), matrix(WeightFormat::F32, n + 1, 8, 1));
+    let too_many = held.hold_predictor(layers(&fc1, &too_many));
+    assert!(matches!(too_many, Err(OpError::Shape { what: "the predictor's rows", .. })));
+    assert!(held.hold_predictor(layers(&fc1, &rows)).unwrap());
+    for residual in [&[][..], &x[1..]] {
+        let too_few = start(HeldNeurons::Predicted(residual), &x);
+        assert!(matches!(too_few, Err(OpError::Shape { what: "the residual stream", .. })));
+    }
     let silu = FfnWeights::new(m(n), None, m(n), Activation::Silu).unwrap();
     let silu = hold_all(device, &silu);
     let skipped = silu.start(HeldNeurons::Firing, &x).map(drop);

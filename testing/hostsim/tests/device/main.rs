@@ -21,8 +21,8 @@ pub(crate) use hostsim::row_layout;
 pub(crate) use powerinfer_ops::{
     Activation, AttentionPart, DensePart, DeviceSequence, FastDevice, FfnCounts, FfnWeights,
     GateEstimate, HeadPart, HeldAttention, HeldFfn, HeldHead, HeldNeurons, HeldNorm, HotRows,
-    LowBitFormat, NeuronIds, NeuronMatrix, Neurons, NormPart, OpError, RowPredictor, SequenceShape,
-    Slot, WeightFormat, Workspace, attention, ffn, linear,
+    LowBitFormat, MlpLayers, NeuronIds, NeuronMatrix, NeuronScores, Neurons, NormPart, OpError,
+    RowPredictor, SequenceShape, Slot, WeightFormat, Workspace, attention, ffn, linear,
 };
 
 /// Thread orders: ascending, descending, at random.

@@ -6,7 +6,7 @@ use hostsim::SimDevice;
 use powerinfer_core::{CausalLm, ModelInfo, Placement, Sparsity, Step};
 use powerinfer_models::{LoadOptions, PredictorOptions, PredictorSource, load};
 use powerinfer_ops::attention::KvDtype;
-use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds};
+use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds, StandIn, StandInOptions};
 use testing::tolerance::max_distance;
 use testing::{Fixture, Seeded};
 
@@ -107,4 +107,46 @@ fn any_part_of_a_model_may_lie_on_the_device() {
         }
     }
     assert!(predicted > 20, "only {predicted} runs were predicted");
+}
+
+/// Of trained predictors both layers are held, and a device picks what the CPU would.
+#[test]
+fn trained_predictors_run_where_their_neurons_lie() {
+    let mut n_runs = 0;
+    for fixture in Fixture::micros("") {
+        if load_as(&fixture, &options(false)).info().sparsity != Sparsity::Exact {
+            continue;
+        }
+        let source = PredictorSource::Random { rank: 32, density: 0.3 };
+        let options = options(false).with_predictor(PredictorOptions::new(source));
+        let whole = load_as(&fixture, &options);
+        let prompt = &fixture.golden().prompts[0].input_ids;
+        let prompt = &prompt[..prompt.len().min(19)];
+        if whole.info().sparsity != Sparsity::Predicted {
+            continue;
+        }
+        let (ids, logits, step) = write(&*whole, prompt, Sparsity::Predicted);
+        for (name, placement) in placements(whole.info()) {
+            let stand_in = StandIn::new(StandInOptions::new(u64::MAX)).unwrap();
+            let devices: [Arc<dyn FastDevice>; 2] =
+                [Arc::new(SimDevice::new(1 << 30, 0)), Arc::new(stand_in)];
+            for device in devices {
+                let about = format!("{}, {name} on {}", fixture.name, device.name());
+                let options = options.clone().with_placement(placement.clone());
+                let split = load_as(&fixture, &options.with_fast_device(device));
+                let notes = &split.info().notes;
+                assert!(!notes.iter().any(|note| note.contains("predictors of")), "{notes:?}");
+                let (split_ids, split_logits, split_step) =
+                    write(&*split, prompt, Sparsity::Predicted);
+                let distance = max_distance(&split_logits, &logits);
+                assert!(distance <= BOUND, "{about}: {distance}");
+                assert_eq!(split_ids, ids, "{about}");
+                let (stats, whole) = (&split_step.stats, &step.stats);
+                assert_eq!(stats.picked_per_layer, whole.picked_per_layer, "{about}");
+                assert_eq!(stats.fired_per_layer, whole.fired_per_layer, "{about}");
+                n_runs += 1;
+            }
+        }
+    }
+    assert!(n_runs > 20, "only {n_runs} runs");
 }

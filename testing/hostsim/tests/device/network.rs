@@ -40,6 +40,15 @@ fn a_low_bit_copy_picks_what_it_picks_on_the_cpu() {
 }
 
 #[test]
+fn a_trained_predictor_picks_what_it_picks_on_the_cpu() {
+    for order in ORDERS {
+        check(order, |device| {
+            cases::a_trained_predictor_picks_what_it_picks_on_the_cpu(device, SIZE);
+        });
+    }
+}
+
+#[test]
 fn memory_is_given_back_and_a_budget_is_kept() {
     let open = |budget| Arc::new(SimDevice::new(budget, 0)) as Arc<dyn FastDevice>;
     cases::memory_is_given_back_and_a_budget_is_kept(&open, SIZE);

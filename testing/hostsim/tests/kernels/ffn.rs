@@ -87,7 +87,8 @@ impl Network {
         let (n, d) = (self.host.n_neurons(), self.host.d_model());
         let n_tokens = x.len() / d;
         // larger than needed, as when networks share it
-        let shape = ScratchShape { n_neurons: n + 7, d_model: d + 64, n_tokens: n_tokens + 1 };
+        let (n_neurons, d_model, n_tokens_most) = (n + 7, d + 64, n_tokens + 1);
+        let shape = ScratchShape { n_neurons, d_model, n_tokens: n_tokens_most, rank: 0 };
         let memory = HostBuffer::new(shape.bytes());
         let (scratch, _) = FfnScratch::carve(memory.address(), shape);
         let bytes =

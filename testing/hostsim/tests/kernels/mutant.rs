@@ -7,7 +7,7 @@ use hostsim::{HostQueue, Mutant};
 use powerinfer_ops::{LowBitFormat, WeightFormat};
 
 use crate::device::{ORDERS, Tokens, Weights};
-use crate::{attention, estimate, list, norm, product, stream, sum};
+use crate::{attention, estimate, list, mlp, norm, product, stream, sum};
 
 /// What the check of a mutant's kernel says with these kernels.
 fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), String> {
@@ -19,6 +19,9 @@ fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), 
             let case = product::Case { weights, x: Tokens::random(2, d, 2), ids: None };
             let (expected, bounds) = case.expected();
             near(&case.run(queue, Finish::NOTHING)?, &expected, &bounds)
+        }
+        Mutant::PicksNan | Mutant::PicksThreshold => {
+            mlp::check(queue, WeightFormat::F32, [33, 5, 31, 2], 0.5)
         }
         Mutant::AxpyGuard | Mutant::AxpyPart => {
             let weights = Weights::random(format, 130, d, 1);
