@@ -305,3 +305,4 @@ struct HostKernelEntry {
   static void name(__VA_ARGS__);                       \
   static const HostKernelEntry name##_entry(#name, name); \
   static void name(__VA_ARGS__)
+#define KERNEL_OF(threads, blocks, name, ...) KERNEL(name, __VA_ARGS__)
