@@ -161,19 +161,16 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> core::R
     Ok(Block {
         norms,
         attention: Attention::new(projections, heads),
-        ffn: loader.ffn(
-            layer,
-            FfnTensors {
-                gate: &name("mlp.gate_proj"),
-                up: Some(&name("mlp.up_proj")),
-                down: &name("mlp.down_proj"),
-                d_ff: config.d_ff,
-                d_model,
-                bias: config.mlp_bias,
-                activation: config.activation,
-                up_activation: config.up_activation,
-            },
-        )?,
+        ffn: loader.ffn(FfnTensors {
+            gate: &name("mlp.gate_proj"),
+            up: Some(&name("mlp.up_proj")),
+            down: &name("mlp.down_proj"),
+            d_ff: config.d_ff,
+            d_model,
+            bias: config.mlp_bias,
+            activation: config.activation,
+            up_activation: config.up_activation,
+        })?,
     })
 }
 

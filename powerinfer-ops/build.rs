@@ -48,7 +48,8 @@ fn main() {
 fn compile(source: &Path, ptx: &Path) {
     let nvcc = nvcc();
     let status = Command::new(&nvcc)
-        .args(["-ptx", "-O3", "-std=c++17", "-lineinfo"])
+        // products and sums are fused where kernels say so: the same bits in every instance of one
+        .args(["-ptx", "-O3", "-std=c++17", "-lineinfo", "-fmad=false"])
         .arg(format!("-arch={ARCHITECTURE}"))
         .arg("-o")
         .args([ptx, source])

@@ -167,3 +167,93 @@ fn the_device_script_ends_clearly_without_a_gpu_and_keeps_to_six_minutes() {
     let seconds: u64 = total.strip_suffix(" s").unwrap().parse().unwrap();
     assert!((100..360).contains(&seconds), "{list}");
 }
+
+/// The device script with arguments, and with a folder of programs before the system's.
+#[cfg(unix)]
+fn script(args: &[&str], programs: Option<&Path>) -> Output {
+    let mut command = Command::new("bash");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/testing/cuda/device.sh")).args(args);
+    for name in ["OUT", "NVCC", "NVCC_STUB", "CUDA_HOME"] {
+        command.env_remove(name);
+    }
+    if let Some(programs) = programs {
+        let path = std::env::var("PATH").unwrap();
+        command.env("PATH", format!("{}:{path}", programs.display()));
+    }
+    command.output().unwrap()
+}
+
+/// A program that is a line of shell.
+#[cfg(unix)]
+fn write_program(path: &Path, line: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, format!("#!/bin/sh\n{line}\n")).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn the_device_script_says_what_is_wrong_with_a_call() {
+    let empty = tempfile::tempdir().unwrap();
+    let empty = empty.path().to_str().unwrap();
+    for (args, said) in [
+        (&[][..], "usage: device.sh pack FOLDER"),
+        (&["foo"], "usage: "),
+        (&["run"], "usage: "),
+        (&["pack"], "usage: "),
+        (&["rehearse"], "usage: "),
+        (&["run", "a", "b"], "usage: "),
+        (&["list", "a"], "usage: "),
+        (&["run", "/no/where"], "/no/where is no folder"),
+        (&["run", file!()], "offload.rs is no folder"),
+        (&["run", empty], "no ops-tests in"),
+        (&["pack", file!()], "offload.rs is no folder that can be written"),
+        (&["rehearse", "/no/bench"], "/no/bench is no program"),
+        (&["rehearse", file!()], "offload.rs is no program"),
+    ] {
+        let refused = script(args, None);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}");
+        let lines = text(&refused.stderr);
+        // a line of the script's own, and nothing of the shell's
+        assert!(lines.starts_with("device.sh: ") && lines.contains(said), "{args:?}: {lines}");
+        assert_eq!((lines.lines().count(), text(&refused.stdout).as_str()), (1, ""), "{lines}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn the_device_script_names_the_library_that_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["ops-tests", "bench"] {
+        write_program(&at(name), "exit 1");
+    }
+    let programs = tempfile::tempdir().unwrap();
+    let run = |lines: &[&str]| {
+        let said = lines.join("\\n");
+        write_program(&programs.path().join("ldd"), &format!("printf '{said}\\n'"));
+        let run = script(&["run", folder.path().to_str().unwrap()], Some(programs.path()));
+        (run.status.code(), text(&run.stderr))
+    };
+    let (driver, blas) = ("\\tlibcuda.so.1 => not found", "\\tlibcublas.so.13 => not found");
+    let c = "./bench: /lib/libc.so.6: version `GLIBC_9.9'\\'' not found (required by ./bench)";
+    for (lines, status, name) in [
+        (&[driver, blas][..], 3, "no NVIDIA driver: libcublas.so.13, libcuda.so.1"),
+        (&[blas], 2, "need libcublas.so.13"),
+        (&[c], 2, "need version `GLIBC_9.9' not found"),
+    ] {
+        let (found, said) = run(lines);
+        assert!(found == Some(status) && said.contains(name), "{found:?}: {said}");
+    }
+    // with the stand-ins that `pack` makes it goes on, here to programs that find no GPU
+    std::fs::create_dir(at("stand-ins")).unwrap();
+    let ldd = format!("case $LD_LIBRARY_PATH in *stand-ins*) ;; *) printf '{blas}\\n' ;; esac");
+    write_program(&programs.path().join("ldd"), &ldd);
+    let went_on = script(&["run", folder.path().to_str().unwrap()], Some(programs.path()));
+    let said = text(&went_on.stderr);
+    assert_eq!(went_on.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("no libcublas.so.13: stand-ins") && said.contains("no GPU that"),
+        "{said}"
+    );
+}

@@ -20,7 +20,7 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
     let mut blocks = Vec::new();
     for layer in 0..config.n_layers {
         let block = block(config, layer, loader)?;
-        blocks.push(loader.place(layer, block, &config.position)?);
+        blocks.push(loader.place(layer, block, &embedding, &position)?);
     }
     let norm = norm(config, "transformer.ln_f", loader)?;
     let head = Head::load("lm_head.weight", &embedding, config.tie_word_embeddings, loader)?;
@@ -37,19 +37,16 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> Result<
     let output = loader.linear(&name("self_attention.dense"), d_model, width, bias)?;
     let attention = Attention::new(Projections { query, key, value, output }, heads)
         .with_alibi(config.position == PositionConfig::Alibi);
-    let ffn = loader.ffn(
-        layer,
-        FfnTensors {
-            gate: &name("mlp.dense_h_to_4h"),
-            up: None,
-            down: &name("mlp.dense_4h_to_h"),
-            d_ff: config.d_ff,
-            d_model,
-            bias: config.mlp_bias,
-            activation: config.activation,
-            up_activation: None,
-        },
-    )?;
+    let ffn = loader.ffn(FfnTensors {
+        gate: &name("mlp.dense_h_to_4h"),
+        up: None,
+        down: &name("mlp.dense_4h_to_h"),
+        d_ff: config.d_ff,
+        d_model,
+        bias: config.mlp_bias,
+        activation: config.activation,
+        up_activation: None,
+    })?;
     let mut norm = |part: &str| norm(config, &name(part), loader);
     let norms = match config.block_order {
         BlockOrder::ParallelTwoNorms => {

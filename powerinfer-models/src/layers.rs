@@ -20,6 +20,7 @@ mod split_predictor;
 pub use attention::{Attention, AttentionHeads, Projections};
 pub use block::{Block, BlockNorms, Pass};
 pub use decoder::Decoder;
+pub(crate) use decoder::check_finite;
 pub use device_block::{DeviceBlock, PlacedBlock};
 pub use embedding::Embedding;
 pub use ffn_shard::FfnShard;
@@ -31,6 +32,7 @@ pub use position::{LearnedPositions, Position};
 pub(crate) use rotary::divisors as rotary_divisors;
 pub use rotary::{Rotary, RotaryTable};
 pub use sparse_ffn::SparseFfn;
+pub(crate) use sparse_ffn::{Whole, compare};
 pub(crate) use split_predictor::SplitPredictor;
 
 pub use crate::loader::FfnTensors;

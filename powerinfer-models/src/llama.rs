@@ -14,14 +14,14 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
     let (d_model, eps) = (config.d_model, config.norm_eps);
     let embedding =
         Embedding::new(loader.matrix("model.embed_tokens.weight", config.vocab_size, d_model)?);
+    let position = Position::new(&config.position, config.d_head, None);
     let mut blocks = Vec::new();
     for layer in 0..config.n_layers {
         let block = block(config, layer, loader)?;
-        blocks.push(loader.place(layer, block, &config.position)?);
+        blocks.push(loader.place(layer, block, &embedding, &position)?);
     }
     let norm = loader.rms_norm("model.norm", d_model, eps)?;
     let head = Head::load("lm_head.weight", &embedding, config.tie_word_embeddings, loader)?;
-    let position = Position::new(&config.position, config.d_head, None);
     Ok(Decoder::new(embedding, position, blocks, Some(norm.into()), head))
 }
 
@@ -39,19 +39,16 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> Result<
     };
     let attention = Attention::new(projections, heads).with_window(config.window);
     let ffn_norm = loader.rms_norm(&name("post_attention_layernorm"), d_model, eps)?;
-    let ffn = loader.ffn(
-        layer,
-        FfnTensors {
-            gate: &name("mlp.gate_proj"),
-            up: Some(&name("mlp.up_proj")),
-            down: &name("mlp.down_proj"),
-            d_ff: config.d_ff,
-            d_model,
-            bias: config.mlp_bias,
-            activation: config.activation,
-            up_activation: config.up_activation,
-        },
-    )?;
+    let ffn = loader.ffn(FfnTensors {
+        gate: &name("mlp.gate_proj"),
+        up: Some(&name("mlp.up_proj")),
+        down: &name("mlp.down_proj"),
+        d_ff: config.d_ff,
+        d_model,
+        bias: config.mlp_bias,
+        activation: config.activation,
+        up_activation: config.up_activation,
+    })?;
     let norms = BlockNorms::Before { attention: attention_norm.into(), ffn: ffn_norm.into() };
     Ok(Block { norms, attention, ffn })
 }

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::gguf_predictor::GgufPredictor;
 use crate::loader::Loader;
 use crate::placing::{Placed, profile_beside};
-use crate::predictor::{PredictorOptions, PredictorSource, Predictors, try_out};
+use crate::predictor::{PredictorOptions, PredictorSource, Predictors};
 use crate::{gguf_names, registry};
 
 /// How to hold and run a model.
@@ -313,25 +313,22 @@ pub(crate) fn build(
         .with_holding(options.holding)
         .with_requantised_down(options.requantise_down)
         .with_cancel(options.cancel.clone());
-    let whole = placement.is_none() && options.fast_device.is_none();
+    let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     if let Some(predictor) = &predictor {
-        predictor.check()?;
-        let predictors = Predictors::open(predictor, config.n_layers, whole)?;
-        predictors.check_model(config)?;
+        let predictors = Predictors::open(predictor, config, kv.clone(), &options.cancel)?;
         loader = loader.with_predictors(predictors);
     }
     let mut model = (architecture.build)(config, &mut loader)?;
-    let loaded = loader.finish();
+    let (loaded, predictors) = loader.finish()?;
     if let Some(device) = &options.fast_device {
         let with_head = placement.is_some_and(Placement::fast_head);
         model.put_on(device, with_head)?;
     }
     let ignored = store.finish(&is_ignorable)?;
-    let kv = KvShape { dtype: options.kv_dtype, ..config.kv_shape() };
     model.describe(config, kv, sparsity, loaded, &ignored);
-    if let Some(predictor) = &predictor {
-        let notes = try_out(&mut model, predictor, whole)?;
-        model.add_notes(notes);
+    if let Some(predictors) = predictors {
+        model.settle_predictors(predictors.were_chosen);
+        model.add_notes(predictors.of_trial);
     }
     let context_bytes = placed.as_ref().map_or(0, |placed| placed.context_bytes);
     if let Some(placed) = placed {

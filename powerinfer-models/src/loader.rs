@@ -2,21 +2,14 @@
 
 mod place;
 
-use std::sync::Arc;
-
 use powerinfer_core::{
     CancelToken, Error, FileDtype, Holding, Layout, Placement, Result, WeightStore,
 };
-use powerinfer_ops::{
-    Activation, FastDevice, FfnWeights, HotRows, NeuronIds, NeuronMatrix, WeightFormat,
-};
-use powerinfer_predictor::ActivationPredictor;
+use powerinfer_ops::{Activation, FastDevice, FfnWeights, NeuronIds, NeuronMatrix, WeightFormat};
 
 use crate::gguf_names::by_neuron;
-use crate::layers::{
-    AttentionHeads, FfnShard, HotShard, LayerNorm, Linear, RmsNorm, SparseFfn, SplitPredictor,
-};
-use crate::predictor::{Predictors, model_error};
+use crate::layers::{AttentionHeads, FfnShard, LayerNorm, Linear, RmsNorm, SparseFfn};
+use crate::predictor::{PredictorNotes, Predictors};
 
 /// Takes layers out of a [`WeightStore`], in the format and placement that the caller chose.
 #[derive(Debug)]
@@ -235,16 +228,17 @@ impl<'a> Loader<'a> {
         Ok([part(0, group)?, part(group, 1)?, part(group + 1, 1)?])
     }
 
-    /// Takes the feed-forward network of a layer and splits it as the placement says.
+    /// Takes the feed-forward network of a layer, whole: [`place`](Self::place) gives it its predictor
+    /// and splits it.
     ///
     /// # Errors
     /// As [`WeightStore::matrix`].
-    pub fn ffn(&mut self, layer: usize, tensors: FfnTensors<'_>) -> Result<SparseFfn> {
+    pub fn ffn(&mut self, tensors: FfnTensors<'_>) -> Result<SparseFfn> {
         let FfnTensors { d_ff, d_model, bias, .. } = tensors;
         let weight = |prefix: &str| format!("{prefix}.weight");
         let gate = self.matrix(&weight(tensors.gate), d_ff, d_model)?;
         let up = tensors.up.map(|up| self.matrix(&weight(up), d_ff, d_model)).transpose()?;
-        let down = self.down(tensors.down, d_ff, d_model)?;
+        let (down, is_by_output) = self.down(tensors.down, d_ff, d_model)?;
         let gate_bias = self.bias(tensors.gate, d_ff, bias)?;
         let up_bias = match tensors.up {
             Some(up) => self.bias(up, d_ff, bias)?,
@@ -259,87 +253,56 @@ impl<'a> Loader<'a> {
         };
         let weights =
             weights.with_biases(gate_bias, up_bias)?.with_up_activation(tensors.up_activation);
-        let predictor = match &self.predictors {
-            // no neuron's part of down can be read alone
-            Some(_) if weights.down_by_output.is_some() => None,
-            Some(predictors) => predictors.of_layer(layer, &weights, self.store)?,
-            None => None,
-        };
-        if let Some(predictor) = &predictor {
-            self.loaded.weight_bytes += predictor.size_bytes() as u64;
-        }
-        let shards = match (self.placement, self.fast_device) {
-            (Some(placement), Some(device)) if !placement.hot(layer).is_empty() => {
-                let sides = (placement.hot(layer).clone(), placement.cold(layer));
-                return self.hybrid_ffn(layer, (weights, down_bias), sides, device, predictor);
-            }
-            (Some(placement), None) => {
-                let (hot, cold) = (placement.hot(layer).clone(), placement.cold(layer));
-                vec![FfnShard::pick(&weights, hot)?, FfnShard::pick(&weights, cold)?]
-            }
-            _ => vec![FfnShard::whole(weights)],
-        };
-        let ffn = SparseFfn::new(shards, down_bias)?;
-        Ok(match predictor {
-            Some(predictor) => ffn.with_predictor(predictor),
-            None => ffn,
-        })
+        let ffn = SparseFfn::new(vec![FfnShard::whole(weights)], down_bias)?;
+        Ok(if is_by_output { ffn.never_predicted() } else { ffn })
     }
 
-    /// A network whose hot rows go straight from the layer's `weights` to the device; what is left
-    /// here when `weights` are dropped are the cold ones.
-    fn hybrid_ffn(
-        &self,
-        layer: usize,
-        (weights, down_bias): (FfnWeights, Option<Vec<f32>>),
-        (hot, cold): (NeuronIds, NeuronIds),
-        device: &dyn FastDevice,
-        predictor: Option<Arc<dyn ActivationPredictor>>,
-    ) -> Result<SparseFfn> {
-        let split = predictor.as_deref().map(|whole| SplitPredictor::of(whole, &hot, &cold));
-        let split = split.transpose().map_err(model_error)?.flatten();
-        let density = self.hot_densities.get(layer).copied();
-        let held = device.hold(HotRows { weights: &weights, ids: &hot, density })?;
-        let hot = HotShard::new(held.into(), hot)?;
-        let ffn = SparseFfn::hybrid(FfnShard::pick(&weights, cold)?, hot, down_bias)?;
-        Ok(match (split, predictor) {
-            (Some(split), _) => ffn.with_split_predictor(split),
-            (None, Some(whole)) => ffn.with_predictor(whole),
-            (None, None) => ffn,
-        })
-    }
-
-    /// Takes a down projection, whichever way the file holds it.
-    fn down(&mut self, prefix: &str, d_ff: usize, d_model: usize) -> Result<Down> {
+    /// Takes a down projection, whichever way the file holds it; and whether it would be held by output
+    /// if nothing were split, so that no neuron's part of it could be read alone.
+    fn down(&mut self, prefix: &str, d_ff: usize, d_model: usize) -> Result<(Down, bool)> {
         let by_neuron = format!("{}.weight", by_neuron(prefix));
         if self.contains(&by_neuron) {
-            return self.take(&by_neuron, d_ff, d_model, Layout::NeuronMajor).map(Down::ByNeuron);
+            let down = self.take(&by_neuron, d_ff, d_model, Layout::NeuronMajor)?;
+            return Ok((Down::ByNeuron(down), false));
         }
         let name = format!("{prefix}.weight");
+        let turned = |loader: &mut Self| {
+            loader.take(&name, d_ff, d_model, Layout::Transposed).map(Down::ByNeuron)
+        };
         let from = match self.store.info(&name).map(|info| &info.dtype) {
             Some(FileDtype::Weights(format)) => *format,
             // missing or of another type: taking it says which
-            _ => return self.take(&name, d_ff, d_model, Layout::Transposed).map(Down::ByNeuron),
+            _ => return Ok((turned(self)?, false)),
         };
         let to = self.dtype.unwrap_or(from);
         let is_quantised = |format: WeightFormat| format.block_len() > 1;
         let across = is_quantised(from) && is_quantised(to);
-        let mapped = self.holding == Holding::Mapped && from == to && self.placement.is_none();
+        let mapped = self.holding == Holding::Mapped && from == to;
+        let is_split = self.placement.is_some();
         if across && self.requantise_down {
             self.note_once(format!(
                 "down projections were {from} by output and are {to} by neuron: rounded twice"
             ));
-        } else if across && self.placement.is_some() {
+        } else if across && is_split {
             let (path, format) = (self.store.source().path(&name), from.name());
             return Err(Error::AcrossNeurons { path, name, format });
-        } else if across || mapped {
+        } else if (across || mapped) && !is_split {
             self.note_once(
                 "down projections are stored by output: they are computed in full, whatever fires"
                     .to_owned(),
             );
-            return self.take(&name, d_model, d_ff, Layout::NeuronMajor).map(Down::ByOutput);
+            let down = self.take(&name, d_model, d_ff, Layout::NeuronMajor)?;
+            return Ok((Down::ByOutput(down), true));
+        } else if mapped {
+            if self.predictors.is_some() {
+                self.note_once(
+                    "down projections are stored by output: neurons of a mapped file are not predicted"
+                        .to_owned(),
+                );
+            }
+            return Ok((turned(self)?, true));
         }
-        self.take(&name, d_ff, d_model, Layout::Transposed).map(Down::ByNeuron)
+        Ok((turned(self)?, false))
     }
 
     /// Adds a note that every layer would add.
@@ -349,11 +312,17 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// What was loaded.
-    pub(crate) fn finish(self) -> Loaded {
+    /// What was loaded, with the predictors that the layers got, if they were to get any.
+    ///
+    /// # Errors
+    /// As [`Predictors::finish`].
+    pub(crate) fn finish(self) -> crate::Result<(Loaded, Option<PredictorNotes>)> {
         let mut loaded = self.loaded;
-        loaded.notes.extend(self.predictors.map(Predictors::notes).unwrap_or_default());
-        loaded
+        let predictors = self.predictors.map(Predictors::finish).transpose()?;
+        if let Some(PredictorNotes { of_file, .. }) = &predictors {
+            loaded.notes.extend(of_file.iter().cloned());
+        }
+        Ok((loaded, predictors))
     }
 
     fn take(

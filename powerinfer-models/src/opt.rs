@@ -32,7 +32,7 @@ pub(crate) fn build(config: &ModelConfig, loader: &mut Loader<'_>) -> Result<Dec
     let mut blocks = Vec::new();
     for layer in 0..config.n_layers {
         let block = block(config, layer, loader)?;
-        blocks.push(loader.place(layer, block, &config.position)?);
+        blocks.push(loader.place(layer, block, &embedding, &position)?);
     }
     let mut norm = None;
     if config.final_norm {
@@ -62,19 +62,16 @@ fn block(config: &ModelConfig, layer: usize, loader: &mut Loader<'_>) -> Result<
         output: loader.linear(&name("self_attn.out_proj"), d_model, width, bias)?,
     };
     let attention = Attention::new(projections, heads);
-    let ffn = loader.ffn(
-        layer,
-        FfnTensors {
-            gate: &name("fc1"),
-            up: None,
-            down: &name("fc2"),
-            d_ff: config.d_ff,
-            d_model,
-            bias: config.mlp_bias,
-            activation: config.activation,
-            up_activation: None,
-        },
-    )?;
+    let ffn = loader.ffn(FfnTensors {
+        gate: &name("fc1"),
+        up: None,
+        down: &name("fc2"),
+        d_ff: config.d_ff,
+        d_model,
+        bias: config.mlp_bias,
+        activation: config.activation,
+        up_activation: None,
+    })?;
     let attention_norm =
         loader.layer_norm(&name("self_attn_layer_norm"), d_model, eps, affine)?.into();
     let ffn_norm = loader.layer_norm(&name("final_layer_norm"), d_model, eps, affine)?.into();

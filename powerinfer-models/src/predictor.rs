@@ -2,30 +2,19 @@
 
 mod choice;
 mod folder;
+mod maker;
 mod random;
+mod trial;
+mod verdict;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use powerinfer_core::{
-    CausalLm, Error as CoreError, Layout, ModelConfig, ModelInfo, PredictionCounts, Sparsity, Step,
-    WantedLogits, WeightStore,
-};
-use powerinfer_ops::{FfnWeights, LowBitFormat, NeuronMatrix, WeightFormat};
-use powerinfer_predictor::{
-    ActivationPredictor, MlpPredictor, PredictorFile, QuantizedGate, gate_digest,
-};
+use powerinfer_core::Error as CoreError;
+use powerinfer_ops::{LowBitFormat, WeightFormat};
 
 use crate::error::{Error, Result};
-use crate::layers::Decoder;
 pub(crate) use folder::FolderTensors;
-use folder::PredictorFolder;
-use random::random_predictor;
-
-/// Tokens that predictors are tried on when a model is loaded.
-const TRIAL_TOKENS: usize = 24;
-/// A predictor that lists more than this share saves nothing that running the whole gate would not.
-const MOST_LISTED: f64 = 0.9;
+pub(crate) use verdict::{PredictorNotes, Predictors};
 
 /// A predictor of which neurons fire, for every layer.
 ///
@@ -148,232 +137,11 @@ impl PredictorOptions {
     }
 }
 
-/// Gives each layer its predictor while the model is loaded.
-#[derive(Debug)]
-pub(crate) struct Predictors<'a> {
-    options: &'a PredictorOptions,
-    folder: Option<PredictorFolder>,
-    /// Layers get theirs when all are loaded.
-    later: bool,
-    file: Option<PredictorFile>,
-    /// Layers whose gate is another than the file's.
-    other_gates: Mutex<Vec<usize>>,
-}
-
-impl<'a> Predictors<'a> {
-    /// Predictors for a model of `n_layers` layers; `whole` if the neurons of a layer are all in one
-    /// place.
-    pub(crate) fn open(
-        options: &'a PredictorOptions,
-        n_layers: usize,
-        whole: bool,
-    ) -> powerinfer_core::Result<Self> {
-        let (mut folder, mut file) = (None, None);
-        match &options.source {
-            PredictorSource::File(path) => {
-                file = Some(PredictorFile::open(path).map_err(core_error)?);
-            }
-            PredictorSource::Folder(dir) => folder = Some(PredictorFolder::open(dir, n_layers)?),
-            PredictorSource::InModel { thresholds }
-                if ![1, n_layers].contains(&thresholds.len()) =>
-            {
-                return Err(CoreError::PredictorThresholds { found: thresholds.len(), n_layers });
-            }
-            _ => {}
-        }
-        let later = whole && options.source == PredictorSource::Quantized(None);
-        Ok(Self { options, folder, later, file, other_gates: Mutex::default() })
-    }
-
-    /// Fails if the predictors are in a file that names another model.
-    pub(crate) fn check_model(&self, config: &ModelConfig) -> powerinfer_core::Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
-        file.check_model(config.n_layers, &config.model_type, config.activation.name())
-    }
-
-    /// What is worth knowing of what was read.
-    pub(crate) fn notes(self) -> Vec<String> {
-        let layers = self.other_gates.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = self.file.filter(|file| file.model().digests.is_empty()) {
-            return vec![format!(
-                "{}: no digests, so nothing says that the predictor was made for these weights",
-                file.path().display()
-            )];
-        }
-        if layers.is_empty() {
-            return Vec::new();
-        }
-        vec![format!(
-            "the predictor was made for other weights in layers {layers:?}, or for the same in \
-             another type"
-        )]
-    }
-
-    /// The predictor of a layer with these weights, out of the model's store if it lies there. `None`
-    /// if the layer gets one later.
-    pub(crate) fn of_layer(
-        &self,
-        layer: usize,
-        weights: &FfnWeights,
-        store: &mut WeightStore,
-    ) -> powerinfer_core::Result<Option<Arc<dyn ActivationPredictor>>> {
-        if self.later {
-            return Ok(None);
-        }
-        self.made_for(layer, weights, store).map(Some)
-    }
-
-    fn made_for(
-        &self,
-        layer: usize,
-        weights: &FfnWeights,
-        store: &mut WeightStore,
-    ) -> powerinfer_core::Result<Arc<dyn ActivationPredictor>> {
-        let PredictorOptions { source, shift, dtype, .. } = self.options;
-        if let Some(file) = &self.file {
-            let read = file.layer(layer, *dtype).map_err(core_error)?;
-            check_shape(file, &read, weights)?;
-            if file.model().digests.get(layer).is_some_and(|said| *said != gate_digest(weights)) {
-                self.other_gates.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
-            }
-            return Ok(Arc::new(read.with_threshold_shift(-shift)));
-        }
-        if let Some(folder) = &self.folder {
-            let read = folder.of_layer(layer, weights, *dtype)?;
-            return Ok(Arc::new(read.with_threshold_shift(-shift)));
-        }
-        if let PredictorSource::InModel { thresholds } = source {
-            let names = ["fc1", "fc2"].map(|part| format!("blk.{layer}.{part}.weight"));
-            // one for all, or one a layer
-            let threshold = thresholds[layer.min(thresholds.len() - 1)];
-            let read = read_layers(store, &names, weights, *dtype)?;
-            let made = MlpPredictor::new(read.0, read.1, threshold).map_err(model_error)?;
-            return Ok(Arc::new(made.with_threshold_shift(-shift)));
-        }
-        let bits = match source {
-            &PredictorSource::Random { rank, density } => {
-                let made = random_predictor(layer, weights, (rank, density), *dtype)?;
-                return Ok(Arc::new(made.with_threshold_shift(-shift)));
-            }
-            PredictorSource::Quantized(Some(bits)) => *bits,
-            _ => bits_that_pay(
-                8.0 * weights.gate.row_bytes() as f64 / weights.d_model().max(1) as f64,
-            ),
-        };
-        let made = QuantizedGate::new(weights, bits).map_err(model_error)?;
-        let margin = made.margin() + shift;
-        Ok(Arc::new(made.with_margin(margin)))
-    }
-}
-
-/// Fails if a predictor in a file is that of a layer of another width.
-fn check_shape(
-    file: &PredictorFile,
-    read: &MlpPredictor,
-    weights: &FfnWeights,
-) -> powerinfer_core::Result<()> {
-    let (expected, found) =
-        ([weights.d_model(), weights.n_neurons()], [read.d_model(), read.n_neurons()]);
-    if expected == found {
-        return Ok(());
-    }
-    let text = |[d_model, d_ff]: [usize; 2]| format!("d_model {d_model} and d_ff {d_ff}");
-    Err(CoreError::PredictorField {
-        path: file.path().to_owned(),
-        field: "shape",
-        expected: text(expected),
-        found: text(found),
-    })
-}
-
-/// The two layers of a trained predictor, whose rank is the file's to say.
-fn read_layers(
-    store: &mut WeightStore,
-    [fc1, fc2]: &[String; 2],
-    weights: &FfnWeights,
-    dtype: Option<WeightFormat>,
-) -> powerinfer_core::Result<(NeuronMatrix, NeuronMatrix)> {
-    let first = store.tensors().find(|tensor| tensor.name == *fc1);
-    let rank = first.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
-    let (d_ff, d_model) = (weights.n_neurons(), weights.d_model());
-    Ok((
-        store.matrix(fc1, rank, d_model, Layout::NeuronMajor, dtype)?,
-        store.matrix(fc2, d_ff, rank, Layout::NeuronMajor, dtype)?,
-    ))
-}
-
 /// How many bits a copy of the gate is best made of where nothing is tried: as few as keep the loss small where the gate
 /// itself is held in few, one more where reading the gate costs so much that fewer rows listed in
 /// vain outweigh it.
 fn bits_that_pay(bits_per_weight: f64) -> LowBitFormat {
     if bits_per_weight < 6.0 { LowBitFormat::Bits2 } else { LowBitFormat::Bits3 }
-}
-
-/// Tokens from all over the vocabulary.
-fn trial_tokens(info: &ModelInfo) -> Vec<u32> {
-    let spread = (info.vocab_size / TRIAL_TOKENS).max(1);
-    let id = |i: usize| u32::try_from((i * spread + 11) % info.vocab_size.max(1)).unwrap_or(0);
-    (0..TRIAL_TOKENS.min(info.max_context)).map(id).collect()
-}
-
-/// Runs a few tokens. Gives layers without predictors those that pay, if they were to get theirs now,
-/// or takes predictors away that miss too much or list nearly everything; returns what was done, in
-/// words.
-pub(crate) fn try_out(
-    model: &mut Decoder,
-    options: &PredictorOptions,
-    whole: bool,
-) -> Result<Vec<String>> {
-    if whole && options.source == PredictorSource::Quantized(None) {
-        return choice::choose(model, options);
-    }
-    let info = model.info();
-    let tokens = trial_tokens(info);
-    let mut step = Step {
-        wanted: WantedLogits::None,
-        sparsity: Some(Sparsity::Exact),
-        measure_prediction: true,
-        ..Step::default()
-    };
-    model.forward(&tokens, &mut model.new_cache(), &mut step)?;
-    let floor = options.floor();
-    let (mut missing, mut listing_all) = (Vec::new(), Vec::new());
-    for (layer, counts) in step.stats.prediction_per_layer.iter().enumerate() {
-        if !reaches(counts, floor) {
-            missing.push(layer);
-        } else if counts.picked_density() > MOST_LISTED {
-            listing_all.push(layer);
-        }
-    }
-    let trained =
-        !matches!(options.source, PredictorSource::Quantized(_) | PredictorSource::Random { .. });
-    if trained && missing.len() == info.n_layers {
-        return Err(Error::PredictorOfAnotherModel { floor });
-    }
-    let worst = step.stats.prediction_per_layer.iter().map(PredictionCounts::recall_mass);
-    let worst = worst.fold(f64::INFINITY, f64::min);
-    for &layer in missing.iter().chain(&listing_all) {
-        model.drop_predictor(layer);
-    }
-    let mut notes = Vec::new();
-    if !missing.is_empty() {
-        notes.push(format!(
-            "layers {missing:?} run exactly: their predictors list less than {:.0} % of the \
-             activation mass ({:.0} % in the worst)",
-            100.0 * floor,
-            100.0 * worst
-        ));
-    }
-    if !listing_all.is_empty() {
-        notes.push(format!(
-            "layers {listing_all:?} run exactly: their predictors list nearly all neurons"
-        ));
-    }
-    Ok(notes)
-}
-
-fn reaches(counts: &PredictionCounts, floor: f64) -> bool {
-    counts.recall_mass() >= floor
 }
 
 /// An error of reading a file is core's own.
@@ -386,62 +154,4 @@ fn core_error(error: powerinfer_predictor::Error) -> CoreError {
 
 pub(crate) fn model_error(error: powerinfer_predictor::Error) -> CoreError {
     CoreError::Model(Box::new(error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use powerinfer_core::{FileDtype, TensorInfo, TensorSource};
-    use powerinfer_ops::Activation;
-
-    /// Predictors of rank 3 for layers of 5 neurons and width 4, all ones.
-    #[derive(Debug)]
-    struct Ones;
-
-    impl TensorSource for Ones {
-        fn tensors(&self) -> Vec<TensorInfo> {
-            let dtype = || FileDtype::Weights(WeightFormat::F32);
-            let layer = |layer: usize| {
-                let info = |part: &str, shape| {
-                    let name = format!("blk.{layer}.{part}.weight");
-                    TensorInfo { name, dtype: dtype(), shape }
-                };
-                [info("fc1", vec![3, 4]), info("fc2", vec![5, 3])]
-            };
-            (0..2).flat_map(layer).collect()
-        }
-
-        fn read(&self, _: &str, _: u64, out: &mut [u8]) -> powerinfer_core::Result<()> {
-            out.chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&1f32.to_le_bytes()));
-            Ok(())
-        }
-
-        fn path(&self, _: &str) -> PathBuf {
-            "ones".into()
-        }
-    }
-
-    #[test]
-    fn predictors_in_a_model_s_file_have_a_threshold_for_all_layers_or_one_a_layer() {
-        let matrix = NeuronMatrix::from_f32(WeightFormat::F32, 5, 4, &[1.0; 20]).unwrap();
-        let weights = FfnWeights::new(matrix.clone(), None, matrix, Activation::Relu).unwrap();
-        let read = |thresholds: &[f32]| -> powerinfer_core::Result<Vec<String>> {
-            let thresholds = thresholds.to_vec();
-            let options =
-                PredictorOptions::new(PredictorSource::InModel { thresholds }).with_shift(0.25);
-            let predictors = Predictors::open(&options, 2, true)?;
-            let mut store = WeightStore::from_source(Box::new(Ones));
-            let mut made_for = |layer| predictors.made_for(layer, &weights, &mut store);
-            let found = [made_for(0)?, made_for(1)?].map(|predictor| predictor.describe());
-            store.finish(&|_| false)?;
-            Ok(found.to_vec())
-        };
-        let threshold = |x: f32| format!("two layers of rank 3, threshold {x}");
-        assert_eq!(read(&[1.0]).unwrap(), [threshold(0.75), threshold(0.75)]);
-        assert_eq!(read(&[1.0, 2.0]).unwrap(), [threshold(0.75), threshold(1.75)]);
-        for wrong in [&[][..], &[1.0, 2.0, 3.0]] {
-            let error = read(wrong).unwrap_err();
-            assert!(matches!(error, CoreError::PredictorThresholds { n_layers: 2, .. }));
-        }
-    }
 }

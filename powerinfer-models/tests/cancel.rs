@@ -74,7 +74,7 @@ fn model(predictor: &Arc<CancelsInTheMiddle>, config: &ModelConfig) -> Decoder {
             activation: config.activation,
             up_activation: None,
         };
-        let ffn = loader.ffn(layer, tensors).unwrap().with_predictor(predictor.clone());
+        let ffn = loader.ffn(tensors).unwrap().with_predictor(predictor.clone());
         Block { norms, attention: Attention::new(projections, heads), ffn }
     });
     let blocks = blocks.collect();

@@ -389,7 +389,8 @@ fn predictors_that_do_not_fit_the_device_stay_on_the_cpu() {
     let without = load_as(&fixture, &placed.clone().with_fast_device(rows.clone()));
     // room for all rows and for the predictors of some layers
     let budget = rows.memory().held_bytes + 200_000;
-    let predictor = PredictorOptions::default().with_floor(0.0);
+    let bits = PredictorSource::Quantized(Some(LowBitFormat::Bits3));
+    let predictor = PredictorOptions::new(bits).with_floor(0.0);
     let device = stand_in(budget);
     let options = placed.with_predictor(predictor);
     let split = load_as(&fixture, &options.clone().with_fast_device(device.clone()));

@@ -21,6 +21,10 @@ mod simd;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd_blocks;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod simd_dots;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod simd_sums;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod simd_table;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiles;
@@ -86,10 +90,13 @@ impl Default for PanelTile {
 pub(crate) struct RowPrimitives {
     /// Dot products.
     pub(crate) products: Products,
-    /// `y += scale · row`
+    /// `y += scale · row`, with a scale from
+    /// [`round_scale`](WeightFormat::round_scale), and values in an order of the kernel's own.
     pub(crate) axpy: fn(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]),
-    /// `y += Σ_r scales[r] · rows[r]` in order of `r`
+    /// `y += Σ_r scales[r] · rows[r]` in order of `r`, as by [`axpy`](Self::axpy).
     pub(crate) axpy_group: fn(scales: RowValues, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
+    /// Puts a weighted sum, that began with zeros, into the order of values.
+    pub(crate) settle: fn(y: &mut [f32]),
     /// When groups are faster than rows one by one, for weighted sums.
     pub(crate) grouping: Grouping,
     /// A row as f32.
@@ -134,7 +141,11 @@ pub(crate) enum Grouping {
     Never,
     /// Where they do not follow each other: the memory waits less. A single stream is recognised
     /// by the hardware, which runs ahead of it.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "its products only"))]
     Scattered,
+    /// Where they do not follow each other, or are so long that a row and what it is multiplied with do
+    /// not stay in the L1 cache together.
+    ScatteredOrLong,
     /// Where unpacking takes longer than reading.
     Always,
 }

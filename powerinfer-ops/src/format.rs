@@ -321,6 +321,27 @@ impl WeightFormat {
         for_format!(self, F => F::axpy(scale, row, y));
     }
 
+    /// Whether [`round_scale`](Self::round_scale) rounds.
+    pub(crate) fn rounds_scales(self) -> bool {
+        matches!(self, Self::Q8_0 | Self::Q4_0)
+    }
+
+    /// What a row is multiplied with in a weighted sum: `scale` in 13 significant bits for Q8_0 and
+    /// Q4_0, else as it is.
+    ///
+    /// The scale of a block has eleven bits, so that its product with a rounded one is exact in f32:
+    /// it may be taken once a block, and whether it is changes no bit of a sum. (ggml rounds these
+    /// factors to eight bits.) Magnitudes from 2¹¹⁶ on become NaN.
+    #[must_use]
+    pub fn round_scale(self, scale: f32) -> f32 {
+        if !self.rounds_scales() {
+            return scale;
+        }
+        // Veltkamp's splitting: the upper 24 - 11 bits
+        let upper = scale * ((1 << 11) + 1) as f32;
+        upper - (upper - scale)
+    }
+
     fn check(self, row: &[u8], n_values: usize) {
         let expected = n_values / self.block_len() * self.block_bytes();
         assert!(

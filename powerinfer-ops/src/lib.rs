@@ -41,7 +41,8 @@
 //!
 //! Dot products of quantised rows, those of Q6_K apart, round the values they meet to eight bits in
 //! blocks of 32, as ggml does, and multiply whole numbers: the product moves by at most
-//! `Σ_blocks max|x| / 254 · Σ_i |w[i]|`. Weighted sums of rows take activations as they are.
+//! `Σ_blocks max|x| / 254 · Σ_i |w[i]|`. Weighted sums of rows take activations as they are, those of
+//! Q8_0 and Q4_0 in 13 significant bits: then the scale of a block times the activation is exact.
 //!
 //! Work is cut into tasks for the rayon pool it is called in; see [`ThreadPool`].
 //!

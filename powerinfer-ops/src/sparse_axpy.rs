@@ -18,6 +18,9 @@ use crate::tensor;
 /// # Shapes
 /// `down` `[n_neurons, d_model]` any [`WeightFormat`](crate::WeightFormat) · `mask`
 /// `[n_tokens, n_neurons]` · `h` `[n_tokens, n_neurons]` f32 · result `[n_tokens, d_model]` f32.
+/// # Accuracy
+/// Sums are in f32, in order of `i`. On a CPU activations meet rows of Q8_0 and Q4_0 rounded to 13
+/// significant bits: an error of at most `2⁻¹³ · Σ_i |h[t, i] · down[i]|`.
 /// # Cost
 /// Reads the picked rows of `down`, once for each token that picks them.
 /// # Errors

@@ -3,13 +3,14 @@
 #
 #   source TOOLCHAIN/env.sh                     # of toolchain.sh, without --slim or with
 #   bash testing/cuda/device.sh pack FOLDER     # builds, here: stripped release programs, under 64 MiB
-#   bash testing/cuda/device.sh run FOLDER      # on a machine with a GPU; nothing else is needed there
+#   bash testing/cuda/device.sh run FOLDER      # on a machine with a GPU and its driver; nothing else is needed there
 #   bash testing/cuda/device.sh list            # says what would run, and for how long at most
 #   bash testing/cuda/device.sh rehearse BENCH  # here, in seconds: the same steps, with the program BENCH on a
 #                                               # stand-in, a tiny model, and no checks
 #
 # `run` takes under six minutes and writes results.json to FOLDER, or to the folder that OUT names. It ends with
-# status 3 at once where there is no GPU, with 1 if a check failed or a benchmark gave nothing.
+# status 3 at once where there is no GPU or no driver, with 1 if a check failed or a benchmark gave nothing, and
+# with 2 where it was called wrongly or a library is missing.
 set -euo pipefail
 
 readonly MAX_BYTES=$((64 * 1024 * 1024))
@@ -33,11 +34,22 @@ readonly BENCHES=(
 # Layers repeat the values of four, or making 60 GB of them would take longer than measuring.
 readonly FIRING=(--density 0.03 --hot-share 0.17 --distinct-layers 4)
 
-pack() {
-    local folder=$1 built size
-    cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-    mkdir -p "$folder"
-    folder=$(cd "$folder" && pwd)
+readonly PROGRAMS=(ops-tests bench)
+# Where CUDA's libraries lie that the system does not look for; never the stubs that programs are linked with.
+readonly LIBRARY_FOLDERS=(/usr/local/cuda/lib64 /usr/local/cuda-13*/lib64 /usr/local/nvidia/lib64 /usr/lib/wsl/lib)
+readonly USAGE="usage: device.sh pack FOLDER | run FOLDER | list | rehearse BENCH"
+
+# Ends with a status and says why.
+fail() {
+    local status=$1
+    shift
+    echo "device.sh: $*" >&2
+    exit "$status"
+}
+
+# Builds both programs, stripped, in the folder.
+pack_programs() {
+    local built
     cargo test --release -p powerinfer-ops --features cuda --lib --no-run \
         --message-format=json >"$folder/build.json"
     built=$(grep -o '"executable":"[^"]*"' "$folder/build.json" | tail -1 | cut -d'"' -f4)
@@ -45,12 +57,56 @@ pack() {
     strip -o "$folder/ops-tests" "$built"
     cargo build --release --features cuda --example bench
     strip -o "$folder/bench" "${CARGO_TARGET_DIR:-target}/release/examples/bench"
-    # Each holds candle's kernels as well: compressed they are less than a third.
-    gzip -f "$folder/ops-tests" "$folder/bench"
+}
+
+# candle links cuBLAS and cuRAND, of which a driver has neither, and makes a handle of each with every device. Our
+# kernels call none of them: where they are missing, these take their place. They make handles, and refuse all
+# else, which is why the sweep then has no dense product to compare with.
+pack_stand_ins() {
+    local library stem symbols
+    mkdir "$folder/stand-ins"
+    for library in $(needed | grep -E '^lib(cublas|cublasLt|curand|nvrtc)\.so'); do
+        stem=${library#lib}
+        symbols=$(nm -D --undefined-only "${PROGRAMS[@]/#/$folder/}" |
+            sed -n "s/.* U \(${stem%%.*}[A-Za-z0-9_]*\).*/\1/p" | sort -u)
+        for symbol in $symbols; do
+            case $symbol in
+                *Create_v2 | *CreateGenerator) echo "int $symbol(void **handle) { *handle = (void *)1; return 0; }" ;;
+                *Destroy* | *SetStream* | *Seed) echo "int $symbol(void) { return 0; }" ;;
+                *) echo "int $symbol(void) { return 15; }" ;; # not supported
+            esac
+        done | cc -shared -fPIC -x c - -Wl,-soname,"$library" -o "$folder/stand-ins/$library"
+    done
+}
+
+# The libraries that the programs in the folder name.
+needed() {
+    readelf -d "${PROGRAMS[@]/#/$folder/}" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u
+}
+
+pack() {
+    local repository nvcc=${NVCC:-${CUDA_HOME:+$CUDA_HOME/bin/}nvcc}
+    mkdir -p "$1" 2>/dev/null && [ -w "$1" ] || fail 2 "$1 is no folder that can be written"
+    [ "${NVCC_STUB:-0}" != 1 ] || fail 2 "with NVCC_STUB=1 there are no kernels to pack"
+    command -v "$nvcc" >/dev/null ||
+        fail 2 "there is no CUDA compiler $nvcc: source the env.sh that testing/cuda/toolchain.sh makes"
+    folder=$(cd "$1" && pwd)
+    repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+    cd "$repository"
+    pack_programs
+    rm -rf "$folder/lib" "$folder/stand-ins"
+    mkdir "$folder/lib"
+    cp -L "${CUDA_HOME:-/usr/local/cuda}"/lib64/libcudart.so.13 "$folder/lib/" ||
+        fail 2 "the programs need libcudart.so.13 of the toolkit that they are linked with"
+    pack_stand_ins
+    # Both hold candle's kernels: together they are hardly larger than one.
+    (cd "$folder" && tar -c "${PROGRAMS[@]}" lib stand-ins | xz -T2 -6 --lzma2=preset=6,dict=128MiB >programs.tar.xz)
+    rm -r "${PROGRAMS[@]/#/$folder/}" "$folder/lib" "$folder/stand-ins"
     cp testing/cuda/device.sh "$folder/"
+    (cd "$folder" && du -b -- *)
     size=$(du -sb "$folder" | cut -f1)
     echo "$size bytes of $MAX_BYTES in $folder"
-    [ "$size" -lt "$MAX_BYTES" ] || { echo "too large to be carried" >&2; exit 1; }
+    [ "$size" -lt "$MAX_BYTES" ] || fail 1 "too large to be carried"
 }
 
 # The most seconds that `run` takes.
@@ -117,24 +173,67 @@ benchmark() {
     echo "{\"case\":\"$model $budget\",\"result\":${json:-null}}"
 }
 
+# Unpacks what `pack` made, once.
+unpack() {
+    if [ -f programs.tar.xz ]; then
+        if command -v xz >/dev/null; then
+            xz -dc programs.tar.xz
+        elif command -v python3 >/dev/null; then
+            python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open("programs.tar.xz"), sys.stdout.buffer)'
+        else
+            fail 2 "programs.tar.xz needs xz or python3 to be unpacked"
+        fi | tar -x || fail 2 "programs.tar.xz cannot be unpacked"
+        rm programs.tar.xz
+    fi
+    local program
+    for program in "${PROGRAMS[@]}"; do
+        [ -x "$program" ] || fail 2 "no $program in $PWD: \`device.sh pack\` makes it"
+    done
+}
+
+# What the loader does not find.
+missing() {
+    { ldd "${PROGRAMS[@]/#/./}" 2>&1 || true; } |
+        sed -n 's/^[[:space:]]*\(lib[^ ]*\) => not found.*/\1/p; s/.*\(version .* not found\).*/\1/p' | sort -u
+}
+
+# Sees to it that all libraries are found, and ends if one is not.
+find_libraries() {
+    local folder wheels left stand_ins
+    for folder in "${LIBRARY_FOLDERS[@]}"; do
+        [ ! -d "$folder" ] || LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
+    done
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+    if [ -n "$(missing)" ]; then
+        # the packages that PyTorch brings
+        wheels='import nvidia; print(*(path + "/cu13/lib" for path in nvidia.__path__), sep=":")'
+        wheels=$(python3 -c "$wheels" 2>/dev/null || true)
+        LD_LIBRARY_PATH+=":$wheels:$PWD/lib"
+    fi
+    stand_ins=$(missing | grep -E '^lib(cublas|cublasLt|curand|nvrtc)\.' | paste -sd' ' || true)
+    if [ -n "$stand_ins" ] && [ -d stand-ins ]; then
+        echo "device.sh: no $stand_ins: stand-ins are used, and no dense product is compared with" >&2
+        LD_LIBRARY_PATH+=":$PWD/stand-ins"
+    fi
+    left=$(missing | paste -sd, | sed 's/,/, /g')
+    case $left in
+        *libcuda.so*) fail 3 "no NVIDIA driver: $left is not found" ;;
+        ?*) fail 2 "the programs need $left, not found here nor in LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
+    esac
+}
+
 run() {
-    local out program toolkit device checks sweep benches="" case_line found status=0
+    local out device checks sweep benches="" case_line found status=0
+    [ -d "$1" ] || fail 2 "$1 is no folder"
+    [ -d "${OUT:-$1}" ] && [ -w "${OUT:-$1}" ] || fail 2 "OUT=${OUT:-$1} is no folder that can be written"
     out=$(cd "${OUT:-$1}" && pwd)
     cd "$1"
-    for program in *.gz; do
-        [ ! -e "$program" ] || { gunzip -f "$program" && chmod +x "${program%.gz}"; }
-    done
-    for program in ops-tests bench; do
-        [ -x "$program" ] || { echo "no $program in $1: \`device.sh pack\` makes it" >&2; exit 2; }
-    done
-    # The toolkit's libraries, never the stubs that the programs were linked with.
-    for toolkit in /usr/local/cuda/lib64 /usr/local/cuda-13*/lib64; do
-        [ ! -d "$toolkit" ] || export LD_LIBRARY_PATH="$toolkit${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-    done
+    unpack
+    find_libraries
+    # Every check is a process: kernels are compiled by the first of them alone.
+    export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$PWD/kernels}
     if ! device=$(one_test "$CHECK_S" "$DEVICE_TEST" 2>&1); then
-        echo "no GPU that these programs can use:" >&2
-        grep -m1 'no GPU:' <<<"$device" >&2 || head -5 <<<"$device" >&2
-        exit 3
+        fail 3 "no GPU that these programs can use: $(grep -m1 'no GPU:' <<<"$device" || head -5 <<<"$device")"
     fi
     device=$(joined <<<"$device")
     echo "$device" >&2
@@ -156,6 +255,7 @@ run() {
 # A folder with BENCH and with tests that only say what is wanted, and `run` on it.
 rehearse() {
     local bench
+    [ -f "$1" ] && [ -x "$1" ] || fail 2 "$1 is no program"
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     bench=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
@@ -176,10 +276,8 @@ STUB
     run "$folder"
 }
 
-case ${1:-} in
-    pack) pack "${2:?usage: device.sh pack FOLDER}" ;;
-    run) run "${2:?usage: device.sh run FOLDER}" ;;
-    list) list ;;
-    rehearse) rehearse "${2:?usage: device.sh rehearse BENCH}" ;;
-    *) echo "usage: device.sh pack FOLDER | run FOLDER | list | rehearse BENCH" >&2; exit 2 ;;
+case "${1:-} $#" in
+    "pack 2" | "run 2" | "rehearse 2") "$1" "$2" ;;
+    "list 1") list ;;
+    *) fail 2 "$USAGE" ;;
 esac

@@ -18,7 +18,7 @@ echo "kernel,arch,registers,shared_bytes,stack_bytes,spill_store_bytes,spill_loa
 for arch in "$@"; do
     for source in *.cu; do
         # the PTX that is embedded, then from it what a driver would make
-        "$nvcc" -ptx -arch=compute_80 -O3 -std=c++17 -lineinfo -o "$work/kernel.ptx" "$source"
+        "$nvcc" -ptx -arch=compute_80 -O3 -std=c++17 -lineinfo -fmad=false -o "$work/kernel.ptx" "$source"
         "$nvcc" -cubin -arch="$arch" -Xptxas -v -o "$work/kernel.cubin" "$work/kernel.ptx" \
             >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
         awk -v arch="$arch" '

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use powerinfer_core::{
     CausalLm, Error, KvCache, KvShape, ModelConfig, ModelInfo, Result, Sparsity, Step,
 };
-use powerinfer_ops::{FastDevice, FfnWeights, HeldHead, OpError, Slot, with_f32};
+use powerinfer_ops::{FastDevice, HeldHead, OpError, Slot, with_f32};
 use powerinfer_predictor::ActivationPredictor;
 
 use crate::gguf_names::is_predictor;
@@ -171,36 +171,20 @@ impl Decoder {
         Ok(())
     }
 
-    /// Adds sentences to the notes, and says which predictor there is now.
+    /// Adds sentences to the notes.
     pub(crate) fn add_notes(&mut self, notes: Vec<String>) {
         self.info.notes.extend(notes);
+    }
+
+    /// Says which predictor there is. Where no layer has one predicted runs are exact ones by default, and
+    /// if `exact_pays`, also where they are asked for.
+    pub(crate) fn settle_predictors(&mut self, exact_pays: bool) {
         self.info.predictor = self.predictor().map(ActivationPredictor::describe);
-    }
-
-    /// Gives a layer a predictor.
-    pub(crate) fn set_predictor(&mut self, layer: usize, predictor: Arc<dyn ActivationPredictor>) {
-        self.info.weight_bytes += predictor.size_bytes() as u64;
-        self.blocks[layer].ffn_mut().set_predictor(predictor);
-    }
-
-    /// Lets predicted runs be exact ones if no layer has a predictor.
-    pub(crate) fn run_exactly_without_predictors(&mut self) {
-        self.exact_pays = self.predictor().is_none();
-    }
-
-    /// The weights of a layer whose neurons can be skipped and are all in one place.
-    pub(crate) fn whole_ffn(&self, layer: usize) -> Option<&FfnWeights> {
-        self.blocks[layer].ffn().whole().filter(|weights| weights.down_by_output.is_none())
-    }
-
-    /// Takes the predictor of a layer away.
-    pub(crate) fn drop_predictor(&mut self, layer: usize) {
-        self.blocks[layer].ffn_mut().drop_predictor();
-        if self.predictor().is_none() {
-            self.info.sparsity = match self.info.sparsity {
-                Sparsity::Predicted => Sparsity::Exact,
-                other => other,
-            };
+        if self.info.predictor.is_none() {
+            self.exact_pays = exact_pays;
+            if self.info.sparsity == Sparsity::Predicted {
+                self.info.sparsity = Sparsity::Exact;
+            }
         }
     }
 
@@ -349,7 +333,7 @@ fn begin(cache: &mut KvCache, rotary: Option<&RotaryTable>) -> Result<()> {
 
 /// Fails at the first position of the residual stream `x` `[n_tokens, d_model]` that is not finite:
 /// neither are the logits that come of it, and its keys and values would spoil all that follow.
-fn check_finite(x: &Tensor, layer: Option<usize>, first_position: usize) -> Result<()> {
+pub(crate) fn check_finite(x: &Tensor, layer: Option<usize>, first_position: usize) -> Result<()> {
     let d_model = x.dim(1)?.max(1);
     let broken = powerinfer_ops::with_f32(x, |values| -> Result<Option<usize>> {
         Ok(values.iter().position(|value| !value.is_finite()))

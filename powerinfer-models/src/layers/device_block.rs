@@ -33,13 +33,6 @@ impl PlacedBlock {
         }
     }
 
-    pub(crate) fn ffn_mut(&mut self) -> &mut SparseFfn {
-        match self {
-            Self::Host(block) => &mut block.ffn,
-            Self::Device(block) => &mut block.ffn,
-        }
-    }
-
     /// Bytes that a pass reads whatever fires.
     pub(crate) fn dense_bytes(&self) -> usize {
         match self {

@@ -79,6 +79,10 @@ impl FfnShard {
         &self.weights
     }
 
+    pub(crate) fn into_weights(self) -> FfnWeights {
+        self.weights
+    }
+
     /// Neurons held here.
     #[must_use]
     pub fn n_neurons(&self) -> usize {

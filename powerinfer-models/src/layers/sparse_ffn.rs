@@ -16,6 +16,9 @@ use crate::layers::{FfnShard, HotShard, SplitPredictor};
 use crate::predictor::model_error;
 pub(crate) use in_sequence::{SlotInputs, StartedFfn};
 
+/// What a network is made of whose neurons are all in one place.
+pub(crate) type Whole = (FfnWeights, Option<Vec<f32>>, Option<Arc<dyn ActivationPredictor>>);
+
 /// Inputs → which neurons → hot shard and cold shard → sum.
 #[derive(Debug, Clone)]
 pub struct SparseFfn {
@@ -28,6 +31,8 @@ pub struct SparseFfn {
     predictor: Option<Arc<dyn ActivationPredictor>>,
     /// The same predictor, where each side of a split runs its own part of it.
     split_predictor: Option<Arc<SplitPredictor>>,
+    /// Whether no predictor is ever made for it.
+    never_predicted: bool,
     /// Norms of the rows of down, for those who watch.
     down_norms: OnceLock<Vec<f32>>,
 }
@@ -48,6 +53,7 @@ impl SparseFfn {
             bias_on_device: false,
             predictor: None,
             split_predictor: None,
+            never_predicted: false,
             down_norms: OnceLock::new(),
         })
     }
@@ -65,22 +71,43 @@ impl SparseFfn {
         self.predictor.as_deref()
     }
 
-    /// As [`with_predictor`](Self::with_predictor).
-    pub(crate) fn set_predictor(&mut self, predictor: Arc<dyn ActivationPredictor>) {
-        self.predictor = Some(predictor);
+    /// Gives the network a predictor, or none; returns the one that it had.
+    pub(crate) fn replace_predictor(
+        &mut self,
+        predictor: Option<Arc<dyn ActivationPredictor>>,
+    ) -> Option<Arc<dyn ActivationPredictor>> {
+        std::mem::replace(&mut self.predictor, predictor)
+    }
+
+    /// Says that no predictor is to be made for the network, wherever its neurons are to lie: unsplit no
+    /// neuron's part of down could be read alone.
+    pub(crate) fn never_predicted(mut self) -> Self {
+        self.never_predicted = true;
+        self
+    }
+
+    /// The weights that a predictor may be made for, if all neurons are in one shard.
+    pub(crate) fn predictable(&self) -> Option<&FfnWeights> {
+        self.whole().filter(|_| !self.never_predicted)
     }
 
     /// The weights, if all neurons are in one shard.
-    pub(crate) fn whole(&self) -> Option<&FfnWeights> {
+    fn whole(&self) -> Option<&FfnWeights> {
         match (self.shards.as_slice(), &self.hot) {
             ([shard], None) => Some(shard.weights()),
             _ => None,
         }
     }
 
-    /// Lets the network run all neurons that fire, whatever the mode.
-    pub(crate) fn drop_predictor(&mut self) {
-        (self.predictor, self.split_predictor) = (None, None);
+    /// Weights, bias and predictor, if all neurons are in one shard; else the network as it is.
+    pub(crate) fn into_whole(mut self) -> std::result::Result<Whole, Box<Self>> {
+        match (self.shards.pop(), self.shards.is_empty(), &self.hot) {
+            (Some(shard), true, None) => Ok((shard.into_weights(), self.down_bias, self.predictor)),
+            (shard, ..) => {
+                self.shards.extend(shard);
+                Err(Box::new(self))
+            }
+        }
     }
 
     /// What the network adds to the residual stream, `[n_tokens, d_model]`. Counts go to
@@ -263,7 +290,7 @@ fn record(step: &mut Step, layer: usize, counts: FfnCounts, neurons: usize) {
 }
 
 /// How the listed neurons compare with those whose activation is not zero.
-fn compare(picks: &[NeuronIds], activations: &[f32], d_ff: usize) -> PredictionCounts {
+pub(crate) fn compare(picks: &[NeuronIds], activations: &[f32], d_ff: usize) -> PredictionCounts {
     let mut counts = PredictionCounts::default();
     for (picks, activations) in picks.iter().zip(activations.chunks_exact(d_ff.max(1))) {
         counts.neurons += activations.len() as u64;

@@ -8,7 +8,8 @@ use powerinfer_core::{
 use powerinfer_ops::{FfnWeights, WeightFormat};
 use powerinfer_predictor::MlpPredictor;
 
-use super::{model_error, read_layers};
+use super::maker::read_layers;
+use super::model_error;
 
 /// A folder whose files are those of a model with so many layers.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::PANEL_ROWS;
 use crate::ffn::Neurons;
+use crate::format::WeightFormat;
 
 /// Activations of many tokens, in blocks of [`PANEL_ROWS`] neurons.
 #[derive(Debug, Default)]
@@ -50,6 +51,15 @@ impl Activations {
     ) -> impl IndexedParallelIterator<Item = (usize, (&mut [[f32; PANEL_ROWS]], &mut [u64]))> {
         let values = self.values.par_chunks_exact_mut(self.n_tokens);
         values.zip(self.masks.par_chunks_exact_mut(self.n_tokens)).enumerate()
+    }
+
+    /// Rounds the values as weighted sums of rows of `format` do.
+    pub(super) fn round_for(&mut self, format: WeightFormat) {
+        if format.rounds_scales() {
+            self.values.par_iter_mut().for_each(|values| {
+                *values = values.map(|value| format.round_scale(value));
+            });
+        }
     }
 
     /// Values and masks of a block, by token.

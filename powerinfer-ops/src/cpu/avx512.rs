@@ -6,8 +6,10 @@ use std::arch::x86_64::*;
 
 use super::attention_rows::AVX512 as ATTENTION;
 use super::int8::{self, InputGroup};
-use super::simd::{self, Steps, Vector};
+use super::simd::{self, STEP, Steps, TURN, Vector};
 use super::simd_blocks;
+use super::simd_dots;
+use super::simd_sums;
 use super::simd_table::simd_table;
 use super::tiles::tiles;
 use super::{
@@ -90,6 +92,80 @@ impl Vector for __m512 {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
             let indices = if high { _mm512_srli_epi32::<4>(bytes) } else { bytes };
             _mm512_permutexvar_ps(indices, nibbles)
+        }
+    }
+
+    /// Four blocks in one register, a dword of numbers a lane: eight shifts give all numbers, where each
+    /// block alone takes two loads that spread bytes, and one vector of scales serves all. So the sums of
+    /// register `n` are those of number `n` of each dword.
+    #[inline(always)]
+    unsafe fn axpys_u4<const R: usize>(
+        factors: [Self; R],
+        rows: [*const u8; R],
+        y: &mut [[f32; STEP]; TURN],
+    ) {
+        // SAFETY: the caller has the instructions and the 72 bytes; `n < 8` bounds the sums.
+        unsafe {
+            let numbers = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
+                7.0,
+            );
+            let mut dwords = [_mm512_setzero_si512(); R];
+            let mut scales = [_mm512_setzero_ps(); R];
+            for r in 0..R {
+                let (bytes, of_blocks) = four_q4_0_blocks(rows[r]);
+                dwords[r] = bytes;
+                scales[r] = _mm512_mul_ps(factors[r], of_blocks);
+            }
+            let y = y.as_flattened_mut().as_mut_ptr();
+            for n in 0..8 {
+                let at = y.add(n * Self::LANES);
+                let mut sum = _mm512_loadu_ps(at);
+                for r in 0..R {
+                    // the permutation looks at the lowest four bits of an index only
+                    let values = _mm512_permutexvar_ps(dwords[r], numbers);
+                    sum = _mm512_fmadd_ps(scales[r], values, sum);
+                    dwords[r] = _mm512_srli_epi32::<4>(dwords[r]);
+                }
+                _mm512_storeu_ps(at, sum);
+            }
+        }
+    }
+
+    /// Number `n` of dword `d` of a block is value `4 · d + n / 2` of its first half if `n` is even, else
+    /// of its second.
+    #[inline(always)]
+    unsafe fn settle_u4(y: &mut [[f32; STEP]; TURN]) {
+        // SAFETY: the caller has the instructions; registers 0 to 7 are `y`.
+        unsafe {
+            let y = y.as_flattened_mut().as_mut_ptr();
+            let mut halves = [[_mm512_setzero_ps(); 4]; 2];
+            for n in 0..8 {
+                halves[n % 2][n / 2] = _mm512_loadu_ps(y.add(n * Self::LANES));
+            }
+            for (half, [a, b, c, d]) in halves.into_iter().enumerate() {
+                // a dword's four values side by side
+                let low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                let low_more = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+                let high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                let high_more = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+                let d0 = _mm512_unpacklo_pd(low, low_more);
+                let d1 = _mm512_unpackhi_pd(low, low_more);
+                let d2 = _mm512_unpacklo_pd(high, high_more);
+                let d3 = _mm512_unpackhi_pd(high, high_more);
+                // the four dwords of a block
+                let (even, odd) = (
+                    [_mm512_shuffle_f64x2::<0x44>(d0, d1), _mm512_shuffle_f64x2::<0xEE>(d0, d1)],
+                    [_mm512_shuffle_f64x2::<0x44>(d2, d3), _mm512_shuffle_f64x2::<0xEE>(d2, d3)],
+                );
+                for pair in 0..2 {
+                    let first = _mm512_shuffle_f64x2::<0x88>(even[pair], odd[pair]);
+                    let second = _mm512_shuffle_f64x2::<0xDD>(even[pair], odd[pair]);
+                    let at = y.add(2 * pair * STEP + half * Self::LANES);
+                    _mm512_storeu_ps(at, _mm512_castpd_ps(first));
+                    _mm512_storeu_ps(at.add(STEP), _mm512_castpd_ps(second));
+                }
+            }
         }
     }
 
@@ -210,6 +286,44 @@ impl Vector for __m512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 }
+
+/// The numbers of four blocks of Q4_0, without what is between them, and their scales, four times each.
+///
+/// # Safety
+/// - the CPU has AVX-512 F and BW
+/// - 72 bytes at `at` are readable
+#[inline(always)]
+pub(super) unsafe fn four_q4_0_blocks(at: *const u8) -> (__m512i, __m512) {
+    // SAFETY: the caller has the instructions and the bytes.
+    unsafe {
+        let words = _mm512_loadu_si512(at.cast());
+        // the second register begins at word 4, so that it ends with the last block
+        let more = _mm512_loadu_si512(at.add(8).cast());
+        let places = _mm512_loadu_si512(PLACES.as_ptr().cast());
+        let scale_places = _mm512_setr_epi64(0, 9 * EACH, 18 * EACH, 27 * EACH, 0, 0, 0, 0);
+        let scales = _mm512_permutexvar_epi16(scale_places, words);
+        (
+            _mm512_permutex2var_epi16(words, places, more),
+            _mm512_cvtph_ps(_mm512_castsi512_si256(scales)),
+        )
+    }
+}
+
+/// A word four times.
+const EACH: i64 = 0x0001_0001_0001_0001;
+
+/// Where the numbers of four blocks of nine words are, of which the first is a scale, in the words from
+/// 0 on and, from 32, those from 4 on.
+const PLACES: [i16; 32] = {
+    let mut places = [0; 32];
+    let mut i = 0;
+    while i < places.len() {
+        let word = (i / 8 * 9 + 1 + i % 8) as i16;
+        places[i] = if word < 32 { word } else { word - 4 + 32 };
+        i += 1;
+    }
+    places
+};
 
 fn fold(bytes: &[u8]) -> u64 {
     #[target_feature(enable = "avx512f,avx2")]

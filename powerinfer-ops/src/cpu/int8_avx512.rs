@@ -11,10 +11,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::avx512::four_q4_0_blocks;
 use super::int8::{
     BLOCKS, InputGroup, OFFSET_BITS, Offsets, WeightGroup, WithOffsets, WithoutOffsets,
 };
 use super::simd::{self, LINE, Vector};
+use super::simd_dots;
 use super::tiles::{int8_rows, tiles};
 use super::{GROUP, Grouping, Int8Products, Int8Table, RowValues, Rows};
 use crate::format::{BlockFormat, NumberFormat, Q4K, Q40, Q41, Q50, Q80, q4_k};
@@ -157,29 +159,12 @@ impl Groups for Q40 {
     unsafe fn load_alone(row: *const u8, g: usize) -> Group {
         // SAFETY: the caller has the instructions and the 72 bytes.
         unsafe {
-            let at = row.add(g * Self::BYTES);
-            let words = _mm512_loadu_si512(at.cast());
-            // the second register begins at word 4, so that it ends with the last block
-            let more = _mm512_loadu_si512(at.add(8).cast());
-            let places = _mm512_loadu_si512(PLACES.as_ptr().cast());
-            let (first, second) = nibbles(_mm512_permutex2var_epi16(words, places, more));
-            (first, second, scales(words, words, [0, 9, 18, 27]), _mm512_setzero_ps())
+            let (bytes, scales) = four_q4_0_blocks(row.add(g * Self::BYTES));
+            let (first, second) = nibbles(bytes);
+            (first, second, scales, _mm512_setzero_ps())
         }
     }
 }
-
-/// Where the numbers of four blocks of nine words are, of which the first is a scale, in the words from
-/// 0 on and, from 32, those from 4 on.
-const PLACES: [i16; 32] = {
-    let mut places = [0; 32];
-    let mut i = 0;
-    while i < places.len() {
-        let word = (i / 8 * 9 + 1 + i % 8) as i16;
-        places[i] = if word < 32 { word } else { word - 4 + 32 };
-        i += 1;
-    }
-    places
-};
 
 impl Groups for Q80 {
     const SHIFT: i32 = 0;
@@ -314,9 +299,7 @@ unsafe fn dots<F: Groups, const R: usize>(
     unsafe {
         let mut sums = [_mm512_setzero_ps(); R];
         let own = simd::own_turns::<R>(n_whole, F::BYTES);
-        if R > 1 {
-            dots_groups::<F, R>(rows, (rows, n_whole - own), 0..own, x, &mut sums);
-        }
+        dots_groups::<F, R>(rows, (rows, n_whole - own), 0..own, x, &mut sums);
         dots_groups::<F, R>(rows, (ahead, 0), own..n_whole, x, &mut sums);
         if n_whole < x.len() {
             for r in 0..R {
@@ -328,7 +311,7 @@ unsafe fn dots<F: Groups, const R: usize>(
                 sums[r] = add((F::OFFSETS, F::SHIFT), weights, &x[n_whole], sums[r]);
             }
         }
-        let [totals] = simd::sum_lanes(&[sums]);
+        let [totals] = simd_dots::sum_lanes(&[sums]);
         totals
     }
 }
@@ -479,6 +462,6 @@ unsafe fn tile<O: Offsets, const R: usize, const T: usize>(
                 }
             }
         }
-        simd::sum_lanes(&sums)
+        simd_dots::sum_lanes(&sums)
     }
 }

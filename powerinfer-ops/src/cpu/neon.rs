@@ -12,6 +12,8 @@ use super::attention_rows::NEON as ATTENTION;
 use super::int8::{self, InputGroup};
 use super::simd::{self, Steps, Vector};
 use super::simd_blocks;
+use super::simd_dots;
+use super::simd_sums;
 use super::simd_table::simd_table;
 use super::tiles::tiles;
 use super::{

@@ -10,11 +10,11 @@
 //! One thread of an AMD EPYC (Zen 5), matrices of 1 GiB in huge pages, a stream of plain loads at
 //! 40 GB/s. Rows of f16 one after the other, two accumulators each, the row 8 KiB further on
 //! asked for meanwhile: 39 GB/s. Products of whole numbers, row by row: 37 (Q8_0) and 38 (Q4_0); in
-//! f32, four rows at once, Q4_0 reached 20. Weighted sums: 33 (Q8_0) and 20 (Q4_0, bound by
+//! f32, four rows at once, Q4_0 reached 20. Weighted sums: 33 (Q8_0) and 27 (Q4_0, bound by
 //! unpacking).
 //!
 //! A tenth of the rows of 4096 values, scattered, is taken four rows at once: products f32 37, f16 29, Q8_0
-//! 24, Q4_0 23 GB/s, weighted sums 35, 27, 20 and 13. One by one f16 gives 23: it is the lines that one
+//! 24, Q4_0 23 GB/s, weighted sums 35, 27, 21 and 17. One by one f16 gives 23: it is the lines that one
 //! core can wait for, and the more is computed between loads the fewer they are. Loads alone get 31 to
 //! 35, a stream 40, because the hardware runs ahead of it. Rows of a group are asked for 2 KiB ahead of
 //! their use, in their own row and then in the next group's. A whole row of f16 ahead does not fit into
@@ -35,10 +35,12 @@
 //! - asking for the first lines of eight rows at once, to translate their addresses side by side:
 //!   no gain scattered, a loss in streams;
 //! - 4 to 256 neighbouring lines of each row at a time: no gain;
-//! - Q4_0 in weighted sums through signed bytes instead of a table of sixteen values: 14 for 18;
-//! - Q4_0 in weighted sums, four blocks in one register and its numbers by shifts, with the columns
-//!   in another order until the end of a chunk: half the shuffles, the same 17 to 18, because there are as
-//!   many operations (forty for 72 bytes) and they are what is short;
+//! - Q4_0 in weighted sums (out of the L1 cache, four rows): through signed bytes 14 for 18; block by
+//!   block with a table of sixteen scaled values each 22, with both halves of a block before any store
+//!   26; four blocks in one register, bytes put in order first, 27. What is done now, numbers by shifts
+//!   and sums in an order of their own until the end of a chunk, gives 33, because rounding activations
+//!   to 13 bits lets one multiplication serve four blocks; with a multiplication for each value it was no
+//!   better than block by block;
 //! - cutting the columns of a weighted sum between threads, which needs no sums of chunks: each
 //!   thread sees half rows, two thirds of the speed.
 
@@ -47,6 +49,7 @@ use rayon::prelude::*;
 use super::product::{Inputs, ProductInput, for_products};
 use super::{GROUP, Grouping, ProductBodies, RowKernels, RowPrimitives, Rows, panel};
 use crate::bytes::LINE_BYTES;
+use crate::format::WeightFormat;
 use crate::matrix::NeuronMatrix;
 
 /// Weights worth a task of their own: handing one to another thread costs a few microseconds,
@@ -56,7 +59,11 @@ const TASK_BYTES: usize = 64 << 10;
 const TASKS_PER_THREAD: usize = 4;
 /// How far ahead rows are asked for: two small pages, so far that the hardware's own stream
 /// detection does not interfere.
-const AHEAD_BYTES: usize = 8 << 10;
+pub(super) const AHEAD_BYTES: usize = 8 << 10;
+/// Rows that are longer are taken in groups also where they follow each other, in formats whose loops
+/// are short: with 32 KiB of a token and of the row in an L1 cache of 48, rows of 8192 values one by one
+/// took f16 down from 40 to 24 GB/s and f32 to 31, and groups bf16 up to 33, f16 to 27 and f32 to 40.
+const LONG_BYTES: usize = 12 << 10;
 /// Rows whose weighted sum is taken on its own before it is added to the others: what one task
 /// does. It belongs to the
 /// order of summation, so it is the same for every number of threads and tokens.
@@ -178,7 +185,7 @@ fn dot_rows_with<'a, X: ProductInput>(
     for (group, out) in groups.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
         let at = group * GROUP;
         let rows = group_at(at);
-        if bodies.grouping == Grouping::Always || !is_stream(&rows) {
+        if takes_group(bodies.grouping, &rows) {
             *out = (bodies.dot_group)(rows, group_at(at + grouped), x);
         } else {
             for (r, out) in out.iter_mut().enumerate() {
@@ -188,7 +195,7 @@ fn dot_rows_with<'a, X: ProductInput>(
     }
     let few = rest.len();
     let rows: Rows<'_> = std::array::from_fn(|r| row(n_grouped + r.min(few.saturating_sub(1))));
-    if n_grouped > 0 && few > 1 && (bodies.grouping == Grouping::Always || !is_stream(&rows)) {
+    if n_grouped > 0 && few > 1 && takes_group(bodies.grouping, &rows) {
         // some of them twice, which costs less than to wait for each
         let products = (bodies.dot_group)(rows, group_at(n_grouped + few), x);
         rest.copy_from_slice(&products[..few]);
@@ -196,6 +203,16 @@ fn dot_rows_with<'a, X: ProductInput>(
         for (k, out) in (n_grouped..).zip(rest) {
             *out = (bodies.dot)(row(k), row(k + alone), x);
         }
+    }
+}
+
+/// Whether to take the rows of a group at once.
+fn takes_group(grouping: Grouping, rows: &Rows<'_>) -> bool {
+    match grouping {
+        Grouping::Never => false,
+        Grouping::Scattered => !is_stream(rows),
+        Grouping::ScatteredOrLong => rows[0].len() > LONG_BYTES || !is_stream(rows),
+        Grouping::Always => true,
     }
 }
 
@@ -216,14 +233,12 @@ fn axpy_rows(
     start_of: &(impl Fn(usize) -> usize + Sync),
     y: &mut [f32],
 ) {
-    let row_ops = kernels.primitives(w.format());
     let sum_chunk = |chunk: usize, sum: &mut [f32]| {
         let end = start_of((chunk + 1) * CHUNK_ROWS).min(scales.len());
         let entries = start_of(chunk * CHUNK_ROWS)..end;
-        sum.fill(0.0);
         let (first, last) = (entries.start, scales.len().saturating_sub(1));
         let row = |k: usize| w.row(row((first + k).min(last)));
-        axpy_entries(row_ops, row, &scales[entries], sum);
+        weighted_sum((kernels, w.format()), row, &scales[entries], sum);
     };
     let n_chunks = w.n_neurons().div_ceil(CHUNK_ROWS);
     let d_model = y.len();
@@ -242,17 +257,20 @@ fn axpy_rows(
     }
 }
 
-/// `sum += Σ_k scales[k] · row(k)` in order of `k`. Rows behind the last of them are asked for, as by
+/// `sum = Σ_k scales[k] · row(k)` in order of `k`, with rows of `format`, whose scales are rounded
+/// by [`round_scale`](WeightFormat::round_scale). Rows behind the last of them are asked for, as by
 /// [`dot_rows`].
-pub(crate) fn axpy_entries<'a>(
-    row_ops: &RowPrimitives,
+pub(crate) fn weighted_sum<'a>(
+    (kernels, format): (RowKernels, WeightFormat),
     row: impl Fn(usize) -> &'a [u8],
     scales: &[f32],
     sum: &mut [f32],
 ) {
+    sum.fill(0.0);
     if scales.is_empty() {
         return;
     }
+    let row_ops = kernels.primitives(format);
     let alone = rows_ahead(1, row(0).len());
     let grouped = rows_ahead(GROUP, row(0).len());
     let group_at = |at: usize| -> Rows<'a> { std::array::from_fn(|r| row(at + r)) };
@@ -261,17 +279,19 @@ pub(crate) fn axpy_entries<'a>(
     for (group, scales) in groups.as_chunks::<GROUP>().0.iter().enumerate() {
         let at = group * GROUP;
         let rows = group_at(at);
-        if row_ops.grouping == Grouping::Always || !is_stream(&rows) {
-            (row_ops.axpy_group)(*scales, rows, group_at(at + grouped), sum);
+        let scales = scales.map(|scale| format.round_scale(scale));
+        if takes_group(row_ops.grouping, &rows) {
+            (row_ops.axpy_group)(scales, rows, group_at(at + grouped), sum);
         } else {
-            for (r, &scale) in scales.iter().enumerate() {
+            for (r, scale) in scales.into_iter().enumerate() {
                 (row_ops.axpy)(scale, rows[r], row(at + r + alone), sum);
             }
         }
     }
     for (k, &scale) in (groups.len()..).zip(rest) {
-        (row_ops.axpy)(scale, row(k), row(k + alone), sum);
+        (row_ops.axpy)(format.round_scale(scale), row(k), row(k + alone), sum);
     }
+    (row_ops.settle)(sum);
 }
 
 /// How many rows ahead to ask for, where `taken` are taken at once.

@@ -35,6 +35,7 @@ const fn primitives<F: BlockFormat>(products: Products) -> RowPrimitives {
                 F::axpy(scale, row, y);
             }
         },
+        settle: |_| {},
         grouping: Grouping::Never,
         decode: decode::<F>,
     }

@@ -1,4 +1,5 @@
-//! The table of one instruction set, stamped out of the bodies in [`simd`](super::simd): safe functions
+//! The table of one instruction set, stamped out of the bodies in
+//! [`simd_dots`](super::simd_dots) and [`simd_sums`](super::simd_sums): safe functions
 //! that assert every length and enter one that has the instructions.
 
 /// Stamps out the safe primitives of one instruction set: each asserts the lengths and enters a
@@ -40,6 +41,7 @@ macro_rules! simd_table {
                 products,
                 axpy: axpy::<F>,
                 axpy_group: axpy_group::<F>,
+                settle: settle::<F>,
                 grouping: F::GROUPING,
                 decode: decode::<F>,
             }
@@ -68,7 +70,7 @@ macro_rules! simd_table {
         ) -> [[f32; R]; T] {
             let rows = rows.map(bytemuck::cast_slice);
             // SAFETY: the caller has the instructions and the lengths.
-            unsafe { simd::dots::<$vector, simd::F32, R, T>(rows, xs) }
+            unsafe { simd_dots::dots::<$vector, simd::F32, R, T>(rows, xs) }
         }
 
         /// Products of decoded rows with `T` tokens.
@@ -79,7 +81,7 @@ macro_rules! simd_table {
         #[inline(always)]
         unsafe fn row_tiles<const T: usize>(rows: &[f32], xs: [&[f32]; T], out: &mut [f32]) {
             // SAFETY: the caller has the instructions and the lengths.
-            unsafe { simd::row_tiles::<$vector, $tile_rows, T>(rows, xs, out) }
+            unsafe { simd_dots::row_tiles::<$vector, $tile_rows, T>(rows, xs, out) }
         }
 
         tiles!([], f32, f32, $features, $tile_tokens, row_tiles, tile);
@@ -115,7 +117,7 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(row: &[u8], ahead: &[u8], x: &[f32]) -> f32 {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                let [sum] = unsafe { simd::dots_ahead::<$vector, F, 1>([row], [ahead], x) };
+                let [sum] = unsafe { simd_dots::dots_ahead::<$vector, F, 1>([row], [ahead], x) };
                 sum
             }
             check::<F>(&[row], x.len());
@@ -128,7 +130,7 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(rows: Rows<'_>, ahead: Rows<'_>, x: &[f32]) -> RowValues {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::dots_ahead::<$vector, F, GROUP>(rows, ahead, x) }
+                unsafe { simd_dots::dots_ahead::<$vector, F, GROUP>(rows, ahead, x) }
             }
             check::<F>(&rows, x.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
@@ -140,7 +142,7 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner<F: Steps<$vector>>(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::axpys::<$vector, F, 1>([scale], [row], [ahead], y) }
+                unsafe { simd_sums::axpys::<$vector, F, 1>([scale], [row], [ahead], y) }
             }
             check::<F>(&[row], y.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
@@ -162,12 +164,22 @@ macro_rules! simd_table {
                 y: &mut [f32],
             ) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::axpys::<$vector, F, GROUP>(scales, rows, ahead, y) }
+                unsafe { simd_sums::axpys::<$vector, F, GROUP>(scales, rows, ahead, y) }
             }
             check::<F>(&rows, y.len());
             // SAFETY: the table is handed out only where the instructions exist; `check` bounds
             // the accesses.
             unsafe { inner::<F>(scales, rows, ahead, y) }
+        }
+
+        fn settle<F: Steps<$vector>>(y: &mut [f32]) {
+            #[target_feature(enable = $features)]
+            fn inner<F: Steps<$vector>>(y: &mut [f32]) {
+                // SAFETY: this function has the instructions.
+                unsafe { simd_sums::settle::<$vector, F>(y) }
+            }
+            // SAFETY: the table is handed out only where the instructions exist.
+            unsafe { inner::<F>(y) }
         }
 
         fn decode<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {
@@ -186,7 +198,7 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner(scales: TokenScales<'_>, panel: &[f32], ys: &mut PanelTile) {
                 // SAFETY: this function has the instructions; its caller checked the lengths.
-                unsafe { simd::axpy_tile::<$vector, $panel_registers>(scales, panel, ys) }
+                unsafe { simd_sums::axpy_tile::<$vector, $panel_registers>(scales, panel, ys) }
             }
             assert_eq!(panel.len(), PANEL_ROWS * PANEL, "a whole panel");
             // SAFETY: the table is handed out only where the instructions exist; the assertion
@@ -203,7 +215,9 @@ macro_rules! simd_table {
             #[target_feature(enable = $features)]
             fn inner(scales: &[f32; PANEL_ROWS], picked: u64, panel: &[f32], y: &mut [f32; PANEL]) {
                 // SAFETY: this function has the instructions; its caller checked the length.
-                unsafe { simd::axpy_picked::<$vector, $picked_registers>(scales, picked, panel, y) }
+                unsafe {
+                    simd_sums::axpy_picked::<$vector, $picked_registers>(scales, picked, panel, y)
+                }
             }
             assert_eq!(panel.len(), PANEL_ROWS * PANEL, "a whole panel");
             // SAFETY: the table is handed out only where the instructions exist; the assertion

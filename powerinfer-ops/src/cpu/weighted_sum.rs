@@ -22,11 +22,14 @@ const DECODED_SHARE: f64 = 0.75;
 /// Tasks a thread.
 const TASKS_PER_THREAD: usize = 4;
 
-/// `y[t] += Σ_i h[t, i] · w[i]` in order of `i`: `y` is `[n_tokens, d_model]`.
-pub(crate) fn axpy(kernels: RowKernels, w: &NeuronMatrix, h: &Activations, y: &mut [f32]) {
+/// `y[t] += Σ_i h[t, i] · w[i]` in order of `i`: `y` is `[n_tokens, d_model]`. The activations are rounded
+/// by [`round_scale`](crate::format::WeightFormat::round_scale).
+pub(crate) fn axpy(kernels: RowKernels, w: &NeuronMatrix, h: &mut Activations, y: &mut [f32]) {
     if y.is_empty() {
         return;
     }
+    h.round_for(w.format());
+    let h = &*h;
     let d_model = w.d_model();
     let panels = split_columns(y, d_model, PANEL);
     let n_tasks = rayon::current_num_threads() * TASKS_PER_THREAD;

@@ -54,9 +54,9 @@ KERNEL(tally, const float *values, int stride, int n_tokens, const uint32_t *ids
 // how many tokens each entry has a value. `kept` and `kept_values` hold as many places as there are
 // entries at most. `counts` receives the length of the list, and how
 // many values its entries have, summed over tokens.
-KERNEL(compact, const float *values, int stride, int n_tokens, const uint32_t *ids,
-       const uint32_t *count, int n, const uint32_t *tallies, uint32_t *kept, float *kept_values,
-       uint32_t *counts, uint32_t *starts, int part_len, int n_parts) {
+KERNEL_OF(COMPACT_THREADS, 1, compact, const float *values, int stride, int n_tokens,
+          const uint32_t *ids, const uint32_t *count, int n, const uint32_t *tallies, uint32_t *kept,
+          float *kept_values, uint32_t *counts, uint32_t *starts, int part_len, int n_parts) {
   SHARED(int, sums, COMPACT_WARPS);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const int n_warps = blockDim.x / WARP;

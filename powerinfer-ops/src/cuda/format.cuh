@@ -96,6 +96,11 @@ struct BF16 : Floats<BF16, 8, uint2> {
 static __device__ __forceinline__ float scale_at(const uint8_t *scales, int block) {
   return f16_value(__ldg(reinterpret_cast<const uint16_t *>(scales) + block));
 }
+// `WeightFormat::round_scale`: 13 bits, by products and differences that no compiler fuses.
+static __device__ __forceinline__ float round_scale(float scale) {
+  const float upper = __fmul_rn(scale, 2049.f);
+  return __fsub_rn(upper, __fsub_rn(upper, scale));
+}
 static __device__ __forceinline__ int dot4(uint32_t a, uint32_t b, int sum) {
   return __dp4a((int)a, (int)b, sum);
 }
@@ -178,9 +183,12 @@ struct Q4_0 : WholeNumbers<32> {
   }
 };
 
-// What `decode` gives is multiplied with, for a weighted sum of rows.
-template <class F> static __device__ __forceinline__ float scaled(float h, float scale) {
-  return F::SCALED ? h * scale : h;
+// For a weighted sum of rows: a row's weight, and what `decode` gives is multiplied with.
+template <class F> static __device__ __forceinline__ float rounded(float h) {
+  return F::SCALED ? round_scale(h) : h;
+}
+template <class F> static __device__ __forceinline__ float scaled(float rounded, float scale) {
+  return F::SCALED ? rounded * scale : rounded;
 }
 
 // Copies of the gate in 4, 3 or 2 bits: two blocks of 32 numbers a piece, whose levels are

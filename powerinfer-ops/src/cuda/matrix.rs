@@ -63,10 +63,16 @@ impl<B: Backend> DeviceMatrix<B> {
     /// A copy on the host.
     pub(crate) fn read_back(&self, backend: &B) -> Result<NeuronMatrix, OpError> {
         let RowLayout { format, n_columns, stride, .. } = self.rows.layout;
-        let mut packed = vec![0; stride];
+        let rows_at_once = (STAGED_BYTES / stride.max(1)).clamp(1, self.rows.n_rows.max(1));
+        let mut staged = vec![0; rows_at_once * stride];
         NeuronMatrix::try_from_rows(format, self.rows.n_rows, n_columns, |row, bytes| {
-            backend.download(self.block.address().offset(row * stride), &mut packed)?;
-            self.rows.layout.unpack(&packed, bytes);
+            let at = row % rows_at_once * stride;
+            if row % rows_at_once == 0 {
+                let n_rows = rows_at_once.min(self.rows.n_rows - row);
+                let from = self.block.address().offset(row * stride);
+                backend.download(from, &mut staged[..n_rows * stride])?;
+            }
+            self.rows.layout.unpack(&staged[at..at + stride], bytes);
             Ok(())
         })
     }

@@ -8,7 +8,8 @@
 #include <stdint.h>
 #define SHARED(T, name, N) __shared__ T name[N]
 #define KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)
-// One of so many threads a block, several blocks of which fit a multiprocessor.
+// A kernel for blocks of so many threads, so many of which are to fit a multiprocessor at least: its
+// registers are shared out among them.
 #define KERNEL_OF(threads, blocks, name, ...) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 #define BARRIER() __syncthreads()

@@ -35,7 +35,8 @@ static __device__ __forceinline__ void sparse_axpy(const uint8_t *w, size_t stri
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
       const int token = min(first + t, n_tokens - 1);
-      const float factor = scaled<F>(__ldg(h + (size_t)token * h_stride + place), F::scale(row));
+      const float weight = rounded<F>(__ldg(h + (size_t)token * h_stride + place));
+      const float factor = scaled<F>(weight, F::scale(row));
 #pragma unroll
       for (int i = 0; i < F::VALUES; i++) sums[t][i] = fmaf(factor, values[i], sums[t][i]);
     }

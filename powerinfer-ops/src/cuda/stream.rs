@@ -36,6 +36,9 @@ const PTX: [(&str, &str); 12] = [
     ("token_norms", include_str!(concat!(env!("OUT_DIR"), "/token_norms.ptx"))),
 ];
 
+/// What a GPU has to be able to: `ARCHITECTURE` of `build.rs`.
+const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+
 /// A stream of a device, with the kernels that were loaded.
 pub(crate) struct Stream {
     device: CudaDevice,
@@ -99,6 +102,23 @@ impl Stream {
         self.stream.context().name().w()
     }
 
+    /// Has the driver compile all kernels, or take them from its cache.
+    pub(crate) fn load(&self) -> candle_core::Result<()> {
+        let (major, minor) = self.stream.context().compute_capability().w()?;
+        if (major, minor) < LEAST_CAPABILITY {
+            let (least_major, least_minor) = LEAST_CAPABILITY;
+            return Err(candle_core::Error::msg(format!(
+                "compute capability {major}.{minor} where kernels need {least_major}.{least_minor}"
+            )));
+        }
+        for (file, ptx) in PTX {
+            // any kernel of a file stands for all
+            let first = ptx.split(".entry ").nth(1).and_then(|rest| rest.split('(').next());
+            self.load_function(file, first.unwrap_or(""))?;
+        }
+        Ok(())
+    }
+
     /// Waits for all that was queued.
     pub(crate) fn synchronize(&self) -> candle_core::Result<()> {
         self.stream.synchronize().w()
@@ -124,13 +144,16 @@ impl Stream {
         if let Some(function) = functions.get(launch.kernel) {
             return Ok(function.clone());
         }
-        let ptx = PTX.iter().find(|(file, _)| *file == launch.file).map_or("", |(_, ptx)| *ptx);
-        let module = concat!("powerinfer-ops ", env!("CARGO_PKG_VERSION"), " ");
-        let module = format!("{module}{}", launch.file);
-        let function = self.device.get_or_load_custom_func(launch.kernel, &module, ptx)?;
-        let function = function.into_cuda_function();
+        let function = self.load_function(launch.file, launch.kernel)?;
         functions.insert(launch.kernel.to_owned(), function.clone());
         Ok(function)
+    }
+
+    fn load_function(&self, file: &str, kernel: &str) -> candle_core::Result<CudaFunction> {
+        let ptx = PTX.iter().find(|(name, _)| *name == file).map_or("", |(_, ptx)| *ptx);
+        let module = concat!("powerinfer-ops ", env!("CARGO_PKG_VERSION"), " ");
+        let module = format!("{module}{file}");
+        Ok(self.device.get_or_load_custom_func(kernel, &module, ptx)?.into_cuda_function())
     }
 }
 

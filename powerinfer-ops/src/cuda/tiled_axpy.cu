@@ -60,7 +60,8 @@ static __device__ __forceinline__ void tiled_axpy(const uint8_t *w, size_t strid
         if (k >= n) continue;
         const int place = by_row ? (int)list.row(first + k) : first + k;
         const size_t token = min(first_token + t, n_tokens - 1);
-        reinterpret_cast<float *>(scales)[k * SCALE_STRIDE + t] = __ldg(h + token * h_stride + place);
+        float &to = reinterpret_cast<float *>(scales)[k * SCALE_STRIDE + t];
+        to = rounded<F>(__ldg(h + token * h_stride + place));
       }
       BARRIER();
       for (int k = 0; busy && k < n; k++) {

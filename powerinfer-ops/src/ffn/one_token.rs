@@ -202,10 +202,8 @@ impl Chunk {
             n_down = if keep_all { n } else { self.keep_firing(n) };
         }
         let (ids, down) = (&self.ids[..n_down], &weights.down);
-        let row_ops = kernels.primitives(down.format());
-        sum.fill(0.0);
         let row = |k| row_of([down, &weights.gate], [ids, after], k);
-        rows::axpy_entries(row_ops, row, &self.h[..n_down], sum);
+        rows::weighted_sum((kernels, down.format()), row, &self.h[..n_down], sum);
         let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
         let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + n_down * down.row_bytes();
         let ran = if matches!(neurons, Neurons::All) { n_down } else { self.n_firing(n_down) };

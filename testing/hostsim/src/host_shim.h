@@ -251,6 +251,7 @@ template <class T> T __ldg(const T *p) {
 }
 template <class T> T __ldcg(const T *p) { return __ldg(p); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float __uint_as_float(uint32_t u) { return cuh::unbits<float>(u); }

@@ -73,7 +73,7 @@ fn axpy(kernels: RowKernels, w: &NeuronMatrix, scales: &[f32], skip: bool, y: &m
             }
         }
     });
-    weighted_sum::axpy(kernels, w, &h, y);
+    weighted_sum::axpy(kernels, w, &mut h, y);
 }
 
 /// `x` as the products of a format take it: as it is, or rounded to eight bits.
@@ -161,6 +161,26 @@ fn rounding_to_eight_bits_costs_at_most_the_bound() {
 }
 
 #[test]
+fn a_rounded_scale_times_that_of_a_block_is_exact() {
+    let mut seeded = Seeded::new(12);
+    for (scale, of_block) in seeded.normal(2000).into_iter().zip(Seeded::new(13).normal(2000)) {
+        let of_block = half::f16::from_f32(of_block).to_f32();
+        for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
+            let rounded = format.round_scale(scale);
+            let product = f64::from(rounded) * f64::from(of_block);
+            assert_eq!(f64::from(rounded * of_block), product, "{scale} {of_block}");
+            assert!((rounded - scale).abs() <= scale.abs() / (1 << 13) as f32, "{scale} {rounded}");
+        }
+        assert_eq!(WeightFormat::F16.round_scale(scale), scale);
+    }
+    let rounded = [0.0, f32::MIN_POSITIVE, 1e-45, -1.5].map(|s| WeightFormat::Q8_0.round_scale(s));
+    assert_eq!(rounded, [0.0, f32::MIN_POSITIVE, 1e-45, -1.5]);
+    for broken in [f32::NAN, f32::INFINITY, f32::MAX] {
+        assert!(WeightFormat::Q8_0.round_scale(broken).is_nan(), "{broken}");
+    }
+}
+
+#[test]
 fn every_table_adds_up_every_column() {
     for (format, kernels) in cases() {
         for d in lengths(format) {
@@ -175,13 +195,14 @@ fn every_table_adds_up_every_column() {
                 }
                 for t in 0..n_tokens {
                     let scales = &scales[t * n..][..n];
+                    let scales: Vec<f32> = scales.iter().map(|&s| format.round_scale(s)).collect();
                     for c in 0..d {
                         let column: Vec<f32> = (0..n).map(|row| rows[row * d + c]).collect();
-                        let terms = column.iter().zip(scales);
+                        let terms = column.iter().zip(&scales);
                         let expected: f64 = terms.map(|(w, s)| f64::from(*w) * f64::from(*s)).sum();
                         let found = f64::from(y[t * d + c]);
                         assert!(
-                            (found - expected).abs() <= f64::from(dot_bound(&column, scales)),
+                            (found - expected).abs() <= f64::from(dot_bound(&column, &scales)),
                             "{format} {kernels:?} d {d} column {c}: {found} {expected}"
                         );
                     }

@@ -68,13 +68,15 @@ pub(crate) fn expected(weights: &Weights, scales: &[f32], n_tokens: usize) -> (V
     let rows: Vec<f32> = (0..n).flat_map(|row| weights.row(row)).collect();
     let (mut sums, mut bounds) = (vec![0f64; n_tokens * d], Vec::new());
     for (t, sums) in sums.chunks_exact_mut(d).enumerate() {
-        let scales = &scales[t * n..][..n];
+        let format = weights.host.format();
+        let scales = scales[t * n..][..n].iter().map(|&scale| format.round_scale(scale));
+        let scales: Vec<f32> = scales.collect();
         for (scale, row) in scales.iter().zip(rows.chunks_exact(d)) {
             for (sum, value) in sums.iter_mut().zip(row) {
                 *sum += f64::from(*scale) * f64::from(*value);
             }
         }
-        bounds.extend(weighted_sum_bounds(scales, &rows, d));
+        bounds.extend(weighted_sum_bounds(&scales, &rows, d));
     }
     (sums.into_iter().map(|sum| sum as f32).collect(), bounds)
 }
