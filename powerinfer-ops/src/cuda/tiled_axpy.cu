@@ -45,7 +45,7 @@ static __device__ __forceinline__ void tiled_axpy(const uint8_t *w, size_t strid
       for (int i = threadIdx.x; i < AXPY_ROWS * PIECES; i += AXPY_THREADS) {
         const int k = i / PIECES, column = i % PIECES * F::VALUES;
         const int piece = (first_column + column) / F::VALUES;
-        if (!WITHIN(k, n) || piece >= n_pieces) continue;
+        if (k >= n || !WITHIN(piece, n_pieces)) continue;
         const typename F::Piece row = F::load(w + list.row(first + k) * stride, piece, n_pieces);
         float values[F::VALUES];
         F::decode(row, values);
