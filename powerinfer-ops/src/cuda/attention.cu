@@ -87,23 +87,30 @@ static __device__ __forceinline__ void share_chunk(const Asked<K> &a, int head, 
                                                    int chunk, int start, int end,
                                                    const Shares<TOKENS> &shares) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  for (int p = start + warp; p < end; p += ATTENTION_WARPS) {
-    const typename K::Stored *key = a.keys + (a.kv_head(head) + p) * a.d_head;
-    float products[TOKENS] = {};
+  // a warp takes as many positions and tokens as it has lanes, each of which is left with one product
+  constexpr int POSITIONS = WARP / TOKENS;
+  for (int p = start + warp * POSITIONS; p < end; p += ATTENTION_WARPS * POSITIONS) {
+    const typename K::Stored *keys = a.keys + (a.kv_head(head) + p) * a.d_head;
+    float products[WARP] = {};
     for (int i = lane; i < a.d_head; i += WARP) {
-      const float value = K::value(key[i]);
+      float values[POSITIONS];
+#pragma unroll
+      for (int j = 0; j < POSITIONS; j++)
+        values[j] = p + j < end ? K::value(keys[j * a.d_head + i]) : 0.f;
 #pragma unroll
       for (int t = 0; t < TOKENS; t++) {
         const size_t query = (size_t)min(first + t, last) * a.n_heads + head;
-        products[t] = fmaf(a.queries[query * a.d_head + i], value, products[t]);
+        const float of_query = a.queries[query * a.d_head + i];
+#pragma unroll
+        for (int j = 0; j < POSITIONS; j++)
+          products[j * TOKENS + t] = fmaf(of_query, values[j], products[j * TOKENS + t]);
       }
     }
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) {
-      float product = warp_sum(products[t]);
-      if (a.slopes) product += to_bf16(a.slopes[head] * to_bf16((float)p));
-      if (lane == 0) shares.of[p % CHUNK * TOKENS + t] = product * a.scale;
-    }
+    warp_sums(products);
+    const int mine = p + lane / TOKENS, t = lane % TOKENS;
+    float product = products[0];
+    if (a.slopes) product += to_bf16(a.slopes[head] * to_bf16((float)mine));
+    if (mine < end) shares.of[mine % CHUNK * TOKENS + t] = product * a.scale;
   }
   BARRIER();
   for (int t = warp; t < TOKENS; t += ATTENTION_WARPS) {
@@ -265,7 +272,7 @@ static __device__ __forceinline__ void attention_many(const Asked<K> &a, int n_t
                   first_position, window, scale, slopes},                                          \
                  parts);                                                                           \
   }                                                                                                \
-  KERNEL_OF(ATTENTION_THREADS, 8, attention_many_##name, const float *queries,                     \
+  KERNEL_OF(ATTENTION_THREADS, 4, attention_many_##name, const float *queries,                     \
             const K::Stored *keys, const K::Stored *values, int n_kv_heads, int d_head,            \
             int capacity, int first_position, int window, float scale, const float *slopes,        \
             int n_tokens, float *out) {                                                            \
