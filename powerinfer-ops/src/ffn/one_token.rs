@@ -103,7 +103,7 @@ impl Run<'_> {
             for index in 0..n_chunks {
                 run(index, chunk, sum);
                 counts.add(chunk.counts);
-                rows::add(y, sum);
+                rows::add_sums((self.kernels, weights.down.format()), sum, y);
             }
             return counts;
         }
@@ -112,10 +112,10 @@ impl Run<'_> {
         let (chunks, sums) = (&mut chunks[..n_chunks], &mut sums[..n_chunks * y.len()]);
         let tasks = chunks.par_iter_mut().zip(sums.par_chunks_exact_mut(y.len()));
         tasks.enumerate().for_each(|(index, (chunk, sum))| run(index, chunk, sum));
-        for (chunk, sum) in chunks.iter().zip(sums.chunks_exact(y.len())) {
+        for chunk in chunks.iter() {
             counts.add(chunk.counts);
-            rows::add(y, sum);
         }
+        rows::add_sums((self.kernels, weights.down.format()), sums, y);
         counts.predictor_ns /= rayon::current_num_threads() as u64;
         counts
     }
