@@ -231,7 +231,7 @@ impl Parts {
 pub struct Addends {
     /// The list, or all.
     pub rows: Rows,
-    /// Where each part begins in the list: what [`compact`] wrote. Null for all rows.
+    /// Where each part begins in the list: what [`compact`](super::list_steps::compact) wrote. Null for all rows.
     pub starts: Address,
     /// What the rows are multiplied with.
     pub scales: Values,
