@@ -44,6 +44,8 @@ mod estimate_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod ffn_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
+mod list_steps;
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod picks;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod queue;
@@ -51,6 +53,8 @@ mod queue;
 mod row_layout;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod steps;
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
+mod tiled_steps;
 
 #[cfg(test)]
 mod tests;

@@ -6,13 +6,14 @@
 use std::path::Path;
 
 /// A planted fault: its define, and the file that has it.
-const MUTANTS: [(&str, &str); 15] = [
+const MUTANTS: [(&str, &str); 23] = [
     ("MISSING_GUARD", "sparse_matvec.cu"),
     ("SHORT_REDUCTION", "sparse_matvec.cu"),
     ("MISSING_GUARD", "sparse_axpy.cu"),
     ("WRONG_PART", "sparse_axpy.cu"),
     ("MISSING_BARRIER", "compact.cu"),
     ("MISSING_GUARD", "compact.cu"),
+    ("WRONG_TALLY", "compact.cu"),
     ("MISSING_BARRIER", "quantize.cu"),
     ("SHORT_REDUCTION", "quantize.cu"),
     ("WRONG_ORDER", "gate_estimate.cu"),
@@ -22,6 +23,13 @@ const MUTANTS: [(&str, &str); 15] = [
     ("MISSING_GUARD", "rotary.cu"),
     ("MISSING_BARRIER", "attention.cu"),
     ("SHORT_REDUCTION", "attention.cu"),
+    ("FUTURE_SEEN", "attention.cu"),
+    ("MISSING_BARRIER", "tiled_matvec.cu"),
+    ("MISSING_GUARD", "tiled_matvec.cu"),
+    ("WRONG_ORDER", "tiled_matvec.cu"),
+    ("MISSING_BARRIER", "tiled_axpy.cu"),
+    ("MISSING_GUARD", "tiled_axpy.cu"),
+    ("WRONG_GROUP", "tiled_axpy.cu"),
 ];
 
 fn main() {

@@ -7,6 +7,7 @@ mod device;
 mod estimate;
 mod ffn;
 mod list;
+mod many;
 mod mutant;
 mod norm;
 mod product;
