@@ -95,8 +95,9 @@ pub(crate) struct RowPrimitives {
     pub(crate) axpy: fn(scale: f32, row: &[u8], ahead: &[u8], y: &mut [f32]),
     /// `y += Σ_r scales[r] · rows[r]` in order of `r`, as by [`axpy`](Self::axpy).
     pub(crate) axpy_group: fn(scales: RowValues, rows: Rows<'_>, ahead: Rows<'_>, y: &mut [f32]),
-    /// Puts a weighted sum, that began with zeros, into the order of values.
-    pub(crate) settle: fn(y: &mut [f32]),
+    /// `y += sum`, where `sum` began with zeros and the functions above added to it. Both may be cut
+    /// into panels.
+    pub(crate) settle: fn(sum: &[f32], y: &mut [f32]),
     /// When groups are faster than rows one by one, for weighted sums.
     pub(crate) grouping: Grouping,
     /// A row as f32.

@@ -135,13 +135,14 @@ impl Vector for __m512 {
     /// Number `n` of dword `d` of a block is value `4 · d + n / 2` of its first half if `n` is even, else
     /// of its second.
     #[inline(always)]
-    unsafe fn settle_u4(y: &mut [[f32; STEP]; TURN]) {
-        // SAFETY: the caller has the instructions; registers 0 to 7 are `y`.
+    unsafe fn settle_u4(sum: &[[f32; STEP]; TURN], y: &mut [[f32; STEP]; TURN]) {
+        // SAFETY: the caller has the instructions; a turn is eight registers.
         unsafe {
+            let sum = sum.as_flattened().as_ptr();
             let y = y.as_flattened_mut().as_mut_ptr();
             let mut halves = [[_mm512_setzero_ps(); 4]; 2];
             for n in 0..8 {
-                halves[n % 2][n / 2] = _mm512_loadu_ps(y.add(n * Self::LANES));
+                halves[n % 2][n / 2] = _mm512_loadu_ps(sum.add(n * Self::LANES));
             }
             for (half, [a, b, c, d]) in halves.into_iter().enumerate() {
                 // a dword's four values side by side
@@ -162,8 +163,11 @@ impl Vector for __m512 {
                     let first = _mm512_shuffle_f64x2::<0x88>(even[pair], odd[pair]);
                     let second = _mm512_shuffle_f64x2::<0xDD>(even[pair], odd[pair]);
                     let at = y.add(2 * pair * STEP + half * Self::LANES);
-                    _mm512_storeu_ps(at, _mm512_castpd_ps(first));
-                    _mm512_storeu_ps(at.add(STEP), _mm512_castpd_ps(second));
+                    let next = at.add(STEP);
+                    let first = _mm512_add_ps(_mm512_loadu_ps(at), _mm512_castpd_ps(first));
+                    let second = _mm512_add_ps(_mm512_loadu_ps(next), _mm512_castpd_ps(second));
+                    _mm512_storeu_ps(at, first);
+                    _mm512_storeu_ps(next, second);
                 }
             }
         }

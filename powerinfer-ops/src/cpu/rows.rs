@@ -26,6 +26,10 @@
 //! - four rows at once in a stream, of which the hardware loses track: f16 30, Q8_0 28, Q4_0 27 GB/s;
 //! - two or three scattered rows at once 25 to 28 for f16, six or eight 26 to 27;
 //! - products of whole numbers with a fixed number of lines asked for a turn, as those of f32: no gain;
+//! - the scales of four rows of Q4_0 converted and multiplied together, spread by permutations: 63 for 72
+//!   out of the L1 cache; numbers by whole registers there 85, but 2 to 4 % less over scattered rows;
+//! - lines of scattered rows asked for in descending, even-odd, strided or random order, so that the
+//!   hardware does not run on behind their ends: the same or up to a third less;
 //! - Q8_0 by whole registers and permutations, as Q4_0 alone is: 34 for 37 in a stream;
 //! - asking into L2 four to sixteen rows ahead, alone or with L1 near the use: no more than 28 for f16;
 //! - rows of Q4_0 asked for 16 KiB ahead: products 21 for 23, weighted sums 11 for 13;
@@ -47,7 +51,7 @@
 use rayon::prelude::*;
 
 use super::product::{Inputs, ProductInput, for_products};
-use super::{GROUP, Grouping, ProductBodies, RowKernels, RowPrimitives, Rows, panel};
+use super::{GROUP, Grouping, PANEL, ProductBodies, RowKernels, RowPrimitives, Rows, panel};
 use crate::bytes::LINE_BYTES;
 use crate::format::WeightFormat;
 use crate::matrix::NeuronMatrix;
@@ -246,18 +250,32 @@ fn axpy_rows(
         let mut sum = vec![0.0; d_model];
         for chunk in 0..n_chunks {
             sum_chunk(chunk, &mut sum);
-            add(y, &sum);
+            add_sums((kernels, w.format()), &sum, y);
         }
     } else {
         let mut sums = vec![0.0; n_chunks * d_model];
         sums.par_chunks_exact_mut(d_model)
             .enumerate()
             .for_each(|(chunk, sum)| sum_chunk(chunk, sum));
-        sums.chunks_exact(d_model).for_each(|sum| add(y, sum));
+        add_sums((kernels, w.format()), &sums, y);
     }
 }
 
-/// `sum = Σ_k scales[k] · row(k)` in order of `k`, with rows of `format`, whose scales are rounded
+/// `y += sums[0]`, `y += sums[1]`, … of the sums that [`weighted_sum`] made of rows of `format`:
+/// `[n_chunks, d_model]`.
+pub(crate) fn add_sums((kernels, format): (RowKernels, WeightFormat), sums: &[f32], y: &mut [f32]) {
+    let settle = kernels.primitives(format).settle;
+    let d_model = y.len();
+    let columns = piece(d_model, n_tasks(size_of_val(sums))).next_multiple_of(PANEL);
+    for_each_chunk(y, columns, |task, y| {
+        for sum in sums.chunks_exact(d_model) {
+            settle(&sum[task * columns..][..y.len()], y);
+        }
+    });
+}
+
+/// `sum = Σ_k scales[k] · row(k)` in order of `k`, in an order of values that [`add_sums`] undoes, with
+/// rows of `format`, whose scales are rounded
 /// by [`round_scale`](WeightFormat::round_scale). Rows behind the last of them are asked for, as by
 /// [`dot_rows`].
 pub(crate) fn weighted_sum<'a>(
@@ -291,7 +309,6 @@ pub(crate) fn weighted_sum<'a>(
     for (k, &scale) in (groups.len()..).zip(rest) {
         (row_ops.axpy)(format.round_scale(scale), row(k), row(k + alone), sum);
     }
-    (row_ops.settle)(sum);
 }
 
 /// How many rows ahead to ask for, where `taken` are taken at once.

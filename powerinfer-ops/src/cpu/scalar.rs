@@ -35,7 +35,7 @@ const fn primitives<F: BlockFormat>(products: Products) -> RowPrimitives {
                 F::axpy(scale, row, y);
             }
         },
-        settle: |_| {},
+        settle: |sum, y| super::rows::add(y, sum),
         grouping: Grouping::Never,
         decode: decode::<F>,
     }

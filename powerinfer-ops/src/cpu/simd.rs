@@ -21,7 +21,7 @@
 
 use super::Grouping;
 use super::rows::AHEAD_BYTES;
-use super::simd_sums::axpys_steps;
+use super::simd_sums::{add_steps, axpys_steps};
 
 /// Bytes of a cache line, the unit of a prefetch.
 pub(super) const LINE: usize = 64;
@@ -56,7 +56,7 @@ pub(super) trait Vector: Copy {
     unsafe fn nibbles(scale: Self) -> Self::Nibbles;
     /// `scale · (number − 8)` of the low or high halves of `LANES` bytes.
     unsafe fn load_u4(nibbles: Self::Nibbles, at: *const u8, high: bool) -> Self;
-    /// A turn of [`axpys`] over Q4_0, whose blocks begin at `rows`. `y` may be left in another order, that
+    /// A turn of [`axpys`](super::simd_sums::axpys) over Q4_0, whose blocks begin at `rows`. `y` may be left in another order, that
     /// [`settle_u4`](Self::settle_u4) undoes.
     #[inline(always)]
     unsafe fn axpys_u4<const R: usize>(
@@ -67,9 +67,12 @@ pub(super) trait Vector: Copy {
         // SAFETY: the caller has the instructions and the blocks.
         unsafe { axpys_steps::<Self, Q40, R>(scales, rows, y) }
     }
-    /// Puts what [`axpys_u4`](Self::axpys_u4) added up into the order of values.
+    /// `y += sum`, where [`axpys_u4`](Self::axpys_u4) made the sum.
     #[inline(always)]
-    unsafe fn settle_u4(_: &mut [[f32; STEP]; TURN]) {}
+    unsafe fn settle_u4(sum: &[[f32; STEP]; TURN], y: &mut [[f32; STEP]; TURN]) {
+        // SAFETY: the caller has the instructions.
+        unsafe { add_steps::<Self>(sum, y) }
+    }
     /// One f16 in all lanes.
     unsafe fn splat_f16(at: *const u8) -> Self;
     /// As many integers of 32 bits as there are lanes.
@@ -161,12 +164,15 @@ pub(super) trait Steps<V: Vector> {
         unsafe { axpys_steps::<V, Self, R>(scales, rows, y) }
     }
 
-    /// Puts what [`axpys_blocks`](Self::axpys_blocks) added up into the order of values.
+    /// `y += sum`, where [`axpys_blocks`](Self::axpys_blocks) made the sum.
     ///
     /// # Safety
     /// The CPU has the instruction set of `V`.
     #[inline(always)]
-    unsafe fn settle(_: &mut [[f32; STEP]; TURN]) {}
+    unsafe fn settle(sum: &[[f32; STEP]; TURN], y: &mut [[f32; STEP]; TURN]) {
+        // SAFETY: the caller has the instructions.
+        unsafe { add_steps::<V>(sum, y) }
+    }
 }
 
 pub(super) struct F32;
@@ -263,9 +269,9 @@ impl<V: Vector> Steps<V> for Q40 {
     }
 
     #[inline(always)]
-    unsafe fn settle(y: &mut [[f32; STEP]; TURN]) {
+    unsafe fn settle(sum: &[[f32; STEP]; TURN], y: &mut [[f32; STEP]; TURN]) {
         // SAFETY: the caller has the instructions.
-        unsafe { V::settle_u4(y) }
+        unsafe { V::settle_u4(sum, y) }
     }
 }
 

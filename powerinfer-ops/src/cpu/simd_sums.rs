@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::rows::add;
 use super::simd::{
     STEP, Steps, TURN, Vector, own_turns, padded_row, padded_values, prefetch_turn, turn_bytes,
 };
@@ -56,7 +57,7 @@ pub(super) unsafe fn axpys<V: Vector, F: Steps<V>, const R: usize>(
     }
 }
 
-/// Some turns of [`axpys`], as [`dots_turns`].
+/// Some turns of [`axpys`], asking for others meanwhile.
 ///
 /// # Safety
 /// - the CPU has the instruction set of `V`
@@ -107,16 +108,36 @@ pub(super) unsafe fn axpys_steps<V: Vector, F: Steps<V> + ?Sized, const R: usize
     }
 }
 
-/// Puts a weighted sum of rows of `F` into the order of values.
+/// `y += sum`, where [`axpys`] made the sum over rows of `F`, or whole panels of it.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-pub(super) unsafe fn settle<V: Vector, F: Steps<V>>(y: &mut [f32]) {
-    if F::STEPS == 1 && F::TURN == TURN {
-        for turn in y.as_chunks_mut::<STEP>().0.as_chunks_mut::<TURN>().0 {
-            // SAFETY: the caller has the instructions.
-            unsafe { F::settle(turn) };
+pub(super) unsafe fn settle<V: Vector, F: Steps<V>>(sum: &[f32], y: &mut [f32]) {
+    let (sums, rest) = sum.as_chunks::<STEP>();
+    let (ys, rest_of_y) = y.as_chunks_mut::<STEP>();
+    add(rest_of_y, rest);
+    let (turns, rest) = sums.as_chunks::<TURN>();
+    let (ys, rest_of_y) = ys.as_chunks_mut::<TURN>();
+    add(rest_of_y.as_flattened_mut(), rest.as_flattened());
+    for (sum, y) in turns.iter().zip(ys) {
+        // SAFETY: the caller has the instructions.
+        unsafe { F::settle(sum, y) };
+    }
+}
+
+/// `y += sum` in the order of values.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn add_steps<V: Vector>(sum: &[[f32; STEP]; TURN], y: &mut [[f32; STEP]; TURN]) {
+    let (sum, y) = (sum.as_flattened().as_ptr(), y.as_flattened_mut().as_mut_ptr());
+    for at in (0..TURN * STEP).step_by(V::LANES) {
+        // SAFETY: the caller has the instructions; `at + LANES` is within a turn.
+        unsafe {
+            let (sum, y) = (sum.add(at), y.add(at));
+            V::load_f32(y.cast()).add(V::load_f32(sum.cast())).store(y);
         }
     }
 }

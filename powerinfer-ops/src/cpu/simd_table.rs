@@ -172,14 +172,15 @@ macro_rules! simd_table {
             unsafe { inner::<F>(scales, rows, ahead, y) }
         }
 
-        fn settle<F: Steps<$vector>>(y: &mut [f32]) {
+        fn settle<F: Steps<$vector>>(sum: &[f32], y: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn inner<F: Steps<$vector>>(y: &mut [f32]) {
+            fn inner<F: Steps<$vector>>(sum: &[f32], y: &mut [f32]) {
                 // SAFETY: this function has the instructions.
-                unsafe { simd_sums::settle::<$vector, F>(y) }
+                unsafe { simd_sums::settle::<$vector, F>(sum, y) }
             }
+            assert_eq!(sum.len(), y.len(), "as many values");
             // SAFETY: the table is handed out only where the instructions exist.
-            unsafe { inner::<F>(y) }
+            unsafe { inner::<F>(sum, y) }
         }
 
         fn decode<F: Steps<$vector>>(row: &[u8], values: &mut [f32]) {

@@ -1,7 +1,7 @@
 //! Matrices that candle's operators meet on a GPU.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::CudaDevice;
 use candle_core::cuda_backend::DeviceId;
@@ -29,13 +29,22 @@ impl DeviceCopy {
         device: &CudaDevice,
         matrix: &NeuronMatrix,
     ) -> candle_core::Result<OnDevice> {
-        let mut copy = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(copy) = copy.as_ref().filter(|copy| copy.device == device.id()) {
-            return Ok(copy.clone());
+        let of_device = |copy: &Option<OnDevice>| {
+            copy.as_ref().filter(|copy| copy.device == device.id()).cloned()
+        };
+        if let Some(copy) = of_device(&self.lock()) {
+            return Ok(copy);
         }
+        // not under the lock: rows are packed by a pool, whose threads may come here meanwhile
         let stream = Arc::new(Stream::of(device));
         let matrix = Arc::new(DeviceMatrix::of_rows(&*stream, matrix, None)?);
-        Ok(copy.insert(OnDevice { device: device.id(), stream, matrix }).clone())
+        let mut copy = self.lock();
+        let made = OnDevice { device: device.id(), stream, matrix };
+        Ok(of_device(&copy).unwrap_or_else(|| copy.insert(made).clone()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<OnDevice>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows of weights in a device's memory.
 
 use candle_core::Error;
+use rayon::prelude::*;
 
 use super::backend::{Backend, Block};
 use super::row_layout::RowLayout;
@@ -36,16 +37,18 @@ impl<B: Backend> DeviceMatrix<B> {
         let n_rows = ids.map_or(matrix.n_neurons(), NeuronIds::len);
         let block = backend.block(n_rows * layout.stride)?;
         let rows_at_once = (STAGED_BYTES / layout.stride.max(1)).max(1);
-        let mut staged = Vec::new();
+        let mut staged = vec![0; rows_at_once.min(n_rows) * layout.stride];
         for first in (0..n_rows).step_by(rows_at_once) {
             let n = rows_at_once.min(n_rows - first);
-            staged.clear();
-            staged.resize(n * layout.stride, 0);
-            for (at, bytes) in staged.chunks_exact_mut(layout.stride.max(1)).enumerate() {
-                let row = ids.map_or(first + at, |ids| ids.as_slice()[first + at] as usize);
-                layout.pack(matrix.row(row), bytes);
-            }
-            backend.upload(&staged, block.address().offset(first * layout.stride))?;
+            let staged = &mut staged[..n * layout.stride];
+            // what fills up a row stays zero
+            staged.par_chunks_exact_mut(layout.stride.max(1)).enumerate().for_each(
+                |(at, bytes)| {
+                    let row = ids.map_or(first + at, |ids| ids.as_slice()[first + at] as usize);
+                    layout.pack(matrix.row(row), bytes);
+                },
+            );
+            backend.upload(staged, block.address().offset(first * layout.stride))?;
         }
         let rows = DeviceRows { address: block.address(), layout, n_rows };
         Ok(Self { block, rows })

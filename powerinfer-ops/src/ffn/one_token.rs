@@ -103,7 +103,7 @@ impl Run<'_> {
             for index in 0..n_chunks {
                 run(index, chunk, sum);
                 counts.add(chunk.counts);
-                rows::add(y, sum);
+                rows::add_sums((self.kernels, weights.down.format()), sum, y);
             }
             return counts;
         }
@@ -112,10 +112,10 @@ impl Run<'_> {
         let (chunks, sums) = (&mut chunks[..n_chunks], &mut sums[..n_chunks * y.len()]);
         let tasks = chunks.par_iter_mut().zip(sums.par_chunks_exact_mut(y.len()));
         tasks.enumerate().for_each(|(index, (chunk, sum))| run(index, chunk, sum));
-        for (chunk, sum) in chunks.iter().zip(sums.chunks_exact(y.len())) {
+        for chunk in chunks.iter() {
             counts.add(chunk.counts);
-            rows::add(y, sum);
         }
+        rows::add_sums((self.kernels, weights.down.format()), sums, y);
         counts.predictor_ns /= rayon::current_num_threads() as u64;
         counts
     }
@@ -136,10 +136,21 @@ fn row_of<'a>(
     }
 }
 
+/// Of a list of neurons those among `rows`, and those behind them.
+fn listed<'a>(neurons: Neurons<'a>, rows: &Range<usize>) -> Option<(&'a [u32], &'a [u32])> {
+    let Neurons::FiringOf([picks]) = neurons else {
+        return None;
+    };
+    let ids = picks.as_slice();
+    let from = &ids[ids.partition_point(|&id| (id as usize) < rows.start)..];
+    let few = &from[..from.len().min(rows.len())];
+    Some(from.split_at(few.partition_point(|&id| (id as usize) < rows.end)))
+}
+
 /// The first neurons from `end` on whose gates are read, as far as that is known before a predictor
-/// runs; `consecutive` lends the memory for them.
+/// runs and they are not listed; `consecutive` lends the memory for them.
 fn first_after<'a>(
-    neurons: Neurons<'a>,
+    neurons: Neurons<'_>,
     end: usize,
     n_neurons: usize,
     consecutive: &'a mut [u32; GROUP],
@@ -149,11 +160,7 @@ fn first_after<'a>(
             consecutive.iter_mut().zip(end..).for_each(|(id, row)| *id = row as u32);
             &consecutive[..GROUP.min(n_neurons - end)]
         }
-        Neurons::FiringOf(picks) => {
-            let ids = picks[0].as_slice();
-            &ids[ids.partition_point(|&id| (id as usize) < end)..]
-        }
-        Neurons::Estimated(..) | Neurons::Scored(_) => &[],
+        Neurons::FiringOf(_) | Neurons::Estimated(..) | Neurons::Scored(_) => &[],
     }
 }
 
@@ -184,8 +191,13 @@ impl Chunk {
         let (weights, kernels) = (run.weights, run.kernels);
         let n_rows = rows.len();
         let mut consecutive = [0; GROUP];
-        let after = first_after(neurons, rows.end, weights.n_neurons(), &mut consecutive);
-        let (picked, n_candidates) = self.start(run, neurons, seen, rows);
+        let listed = listed(neurons, &rows);
+        let after = match listed {
+            Some((_, after)) => after,
+            None => first_after(neurons, rows.end, weights.n_neurons(), &mut consecutive),
+        };
+        let listed = listed.map(|(ids, _)| ids);
+        let (picked, n_candidates) = self.start(run, (neurons, listed), seen, rows);
         let fired = self.n_firing(n_candidates);
         let read_all = n_candidates == n_rows && most_of(fired, n_rows);
         let keep_all = matches!(neurons, Neurons::All) || read_all;
@@ -222,7 +234,7 @@ impl Chunk {
     fn start(
         &mut self,
         run: &Run<'_>,
-        neurons: Neurons<'_>,
+        neurons: (Neurons<'_>, Option<&[u32]>),
         seen: Seen<'_>,
         rows: Range<usize>,
     ) -> (usize, usize) {
@@ -251,24 +263,21 @@ impl Chunk {
         (picked, len)
     }
 
-    /// Fills `ids` with the candidates among `rows`; returns how many there are.
+    /// Fills `ids` with the candidates among `rows`, which may be listed; returns how many there are.
     fn pick(
         &mut self,
         run: &Run<'_>,
-        neurons: Neurons<'_>,
+        (neurons, listed): (Neurons<'_>, Option<&[u32]>),
         seen: Seen<'_>,
         rows: Range<usize>,
     ) -> usize {
         self.predictor_ns = 0;
+        if let Some(ids) = listed {
+            self.ids[..ids.len()].copy_from_slice(ids);
+            return ids.len();
+        }
         let began = Instant::now();
         let len = match (neurons, seen) {
-            (Neurons::FiringOf(picks), _) => {
-                let ids = picks[0].as_slice();
-                let start = ids.partition_point(|&id| (id as usize) < rows.start);
-                let end = ids.partition_point(|&id| (id as usize) < rows.end);
-                self.ids[..end - start].copy_from_slice(&ids[start..end]);
-                return end - start;
-            }
             (Neurons::Estimated(estimate, margin), Seen::LowBit(input)) => {
                 // a chunk is whole groups
                 let groups = rows.start / GROUP_ROWS..rows.end.div_ceil(GROUP_ROWS);

@@ -11,6 +11,7 @@ mod dense_cases;
 #[path = "../../../../powerinfer-ops/src/cuda/tests/dense_model.rs"]
 mod dense_model;
 mod failure;
+mod lost;
 mod mistake;
 mod model;
 mod network;

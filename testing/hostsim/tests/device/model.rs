@@ -33,7 +33,7 @@ fn load_as(fixture: &Fixture, options: &LoadOptions) -> Box<dyn CausalLm> {
 }
 
 /// Where parts lie, by name.
-fn placements(info: &ModelInfo) -> [(&'static str, Placement); 3] {
+pub(crate) fn placements(info: &ModelInfo) -> [(&'static str, Placement); 3] {
     let of = |share: f32| {
         let mut random = Seeded::new(3);
         let mut layer = |_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap();
@@ -87,7 +87,7 @@ fn any_part_of_a_model_may_lie_on_the_device() {
             assert_eq!(device.n_dense_parts() > 0, name != "neurons", "{} {name}", fixture.name);
             let bound = if kv == KvDtype::F16 { HALF_BOUND } else { BOUND };
             for &mode in modes(&*whole) {
-                // a key that is rounded to the other side may turn a pick, and with it the text
+                // a key that rounds to the other side costs more here; how much is a law of dense_parts.rs
                 if mode == Sparsity::Predicted && bound > BOUND {
                     continue;
                 }
