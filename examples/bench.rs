@@ -14,6 +14,8 @@
 
 #[path = "support/arrangements.rs"]
 mod arrangements;
+#[path = "support/findings.rs"]
+mod findings;
 #[path = "support/flags.rs"]
 mod flags;
 #[path = "support/measure.rs"]
@@ -24,10 +26,11 @@ mod progress;
 mod random_model;
 #[path = "support/report.rs"]
 mod report;
+#[path = "support/skew.rs"]
+mod skew;
 #[path = "support/split.rs"]
 mod split;
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -35,13 +38,14 @@ use std::time::Instant;
 use clap::Parser;
 use powerinfer::models::LoadOptions;
 use powerinfer::models::synthetic::Synthetic;
-use powerinfer::ops::{ReadBandwidth, ThreadPool, WeightFormat, read_bandwidth};
+use powerinfer::ops::{ThreadPool, WeightFormat};
 use powerinfer::{Engine, PredictorOptions, PredictorSource, Sparsity};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use arrangements::{Arrangement, Task, compare};
-use flags::{CommonFlags, at_least_one, not_yet};
-use measure::{Plan, Run, peak_memory_bytes};
+use findings::measure_all;
+use flags::{CommonFlags, at_least_one, not_yet, parse_share};
+use measure::{Plan, peak_memory_bytes};
 use progress::Progress;
 use random_model::{SHAPES, random_model};
 use report::{Outcome, note, print, print_json, wrong_usage};
@@ -58,23 +62,23 @@ struct Flags {
     #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = SHAPES)]
     synthetic: Option<String>,
     /// Share of a synthetic model's neurons that fire [default: 0.1]
-    #[arg(long, value_name = "X", requires = "synthetic")]
+    #[arg(long, value_name = "X", value_parser = parse_share)]
     density: Option<f64>,
     /// Share of a synthetic model's neurons that makes 80 % of the activations [default: all fire
     /// alike]
-    #[arg(long, value_name = "X", requires = "synthetic")]
+    #[arg(long, value_name = "X", value_parser = parse_share)]
     hot_share: Option<f64>,
     /// Layers of a synthetic model that have values of their own, which the others repeat in memory of their
     /// own: it is there sooner [default: all]
-    #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     distinct_layers: Option<usize>,
     /// Measure the synthetic model with other parts on the fast device each time: a list of WHAT/MODE, where
     /// WHAT is one of --offload or cpu and MODE dense or exact
-    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "synthetic",
-          conflicts_with_all = ["compare", "offload", "plan", "vram_budget", "predictor", "write"])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
+          conflicts_with_all = ["compare", "sparsity", "offload", "plan", "vram_budget", "predictor", "write"])]
     arrangements: Vec<Arrangement>,
-    /// Budgets of the fast device for --arrangements, in hundredths of the model
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "40,55,70",
+    /// Budgets of the fast device for --arrangements, in hundredths of the model [default: 40,55,70]
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
           value_parser = clap::value_parser!(u64).range(0..=1000))]
     budgets: Vec<u64>,
     /// Begin no other of the --arrangements after so many seconds
@@ -101,15 +105,18 @@ struct Flags {
           value_parser = MODES)]
     compare: Vec<String>,
     /// Rank of a synthetic model's trained kind of predictor [default: 384]
-    #[arg(long, value_name = "N", requires = "synthetic", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     predictor_rank: Option<usize>,
     /// Write the synthetic model to a folder and stop
-    #[arg(long, value_name = "DIR", requires = "synthetic")]
+    #[arg(long, value_name = "DIR",
+          conflicts_with_all = ["compare", "sparsity", "p", "n", "context", "repetitions", "predictor"])]
     write: Option<PathBuf>,
     #[command(flatten)]
     common: CommonFlags,
 }
 
+/// Budgets of --arrangements, in hundredths of the model.
+const BUDGETS: [u64; 3] = [40, 55, 70];
 /// 6 % of the parameters of llama-1b.
 const SYNTHETIC_RANK: usize = 384;
 
@@ -143,6 +150,7 @@ fn bench(flags: Flags) -> Outcome<()> {
     if flags.batch > 1 {
         return not_yet(&format!("--batch {}", flags.batch), "; use --batch 1");
     }
+    flags.refuse_unused()?;
     let (modes, synthetic) = (flags.modes()?, flags.synthetic()?);
     let pool = flags.common.pool()?;
     if let (Some(synthetic), Some(dir)) = (&synthetic, &flags.write) {
@@ -175,6 +183,46 @@ fn bench(flags: Flags) -> Outcome<()> {
 }
 
 impl Flags {
+    /// An error for flags that nothing comes of without another. The parser's own rule says nothing where
+    /// that other one is excluded by a third.
+    fn refuse_unused(&self) -> Outcome<()> {
+        let is_synthetic = self.synthetic.is_some();
+        let compares = !self.arrangements.is_empty();
+        for (flag, given, other, is_there) in [
+            ("--density", self.density.is_some(), "--synthetic", is_synthetic),
+            ("--hot-share", self.hot_share.is_some(), "--synthetic", is_synthetic),
+            ("--distinct-layers", self.distinct_layers.is_some(), "--synthetic", is_synthetic),
+            ("--predictor-rank", self.predictor_rank.is_some(), "--synthetic", is_synthetic),
+            ("--write", self.write.is_some(), "--synthetic", is_synthetic),
+            ("--arrangements", compares, "--synthetic", is_synthetic),
+            ("--budgets", !self.budgets.is_empty(), "--arrangements", compares),
+            ("--seconds", self.seconds.is_some(), "--arrangements", compares),
+            (
+                "--predictor-rank",
+                self.predictor_rank.is_some(),
+                "--compare predicted:trained",
+                self.asked(TRAINED),
+            ),
+        ] {
+            if given && !is_there {
+                let instead = match (other, &self.common.model) {
+                    ("--synthetic", Some(_)) => ", and does not go with --model",
+                    _ => "",
+                };
+                return wrong_usage(&format!("{flag} needs {other}{instead}"));
+            }
+        }
+        if is_synthetic {
+            self.common.refuse_unused(&["--holding", "--activation", "--requantise-down"])?;
+        }
+        if self.asked(TRAINED) && is_synthetic && self.common.predictor.is_some() {
+            return wrong_usage(
+                "--predictor does not go with --synthetic and --compare predicted:trained",
+            );
+        }
+        Ok(())
+    }
+
     /// The density of the synthetic model, if there is one.
     fn density(&self) -> Option<f64> {
         self.synthetic.as_ref().map(|_| self.density.unwrap_or(0.1))
@@ -188,13 +236,12 @@ impl Flags {
         random_model(name, density, self.hot_share, self.distinct_layers, dtype).map(Some)
     }
 
-    /// Tokens that the fast device is to have room for: those that are run.
-    fn device_context(&self) -> usize {
+    /// Tokens that the fast device is to have room for unless told: those that are run.
+    fn tokens(&self) -> usize {
         let longest = self.context.iter().max().copied().unwrap_or(0).max(self.p);
         // a session of a prompt, and one that repetitions write on in
         let written = self.repetitions.saturating_add(1).saturating_mul(self.n + 1);
-        let tokens = longest.saturating_add(self.p).saturating_add(written);
-        self.common.device_context.unwrap_or(tokens)
+        longest.saturating_add(self.p).saturating_add(written)
     }
 
     fn modes(&self) -> Outcome<Vec<Mode>> {
@@ -246,9 +293,9 @@ impl Flags {
             common: &self.common,
             synthetic,
             arrangements: &self.arrangements,
-            percents: &self.budgets,
+            percents: if self.budgets.is_empty() { &BUDGETS } else { &self.budgets },
             seconds: self.seconds,
-            device_context: self.device_context(),
+            tokens: self.tokens(),
             plan: self.plan(),
             about: json!({
                 "synthetic": self.synthetic,
@@ -296,12 +343,15 @@ fn load(
                 .with_sparsity(flags.common.sparsity())
                 .with_progress(progress.bytes());
             options.predictor = predictor;
-            options.fast_device = flags.common.fast_device(|| wrong_usage(NO_BUDGET))?;
-            if let Some(path) = &flags.common.plan {
-                options.plan = Some(powerinfer::Plan::load(path)?);
+            options.plan = flags.common.load_plan()?;
+            let no_budget = || wrong_usage(NO_BUDGET);
+            options.fast_device = flags.common.fast_device_for(options.plan.as_ref(), no_budget)?;
+            if let Some(device) = &options.fast_device {
+                flags.common.check_device_context(options.plan.as_ref(), device.as_ref())?;
             }
             options.offload = flags.common.offload();
-            options.device_context = Some(flags.device_context());
+            options.device_context = flags.common.device_context;
+            options.max_context = Some(flags.tokens());
             let threads = match &options.fast_device {
                 Some(device) => flags.common.threads_beside(device.as_ref())?.get(),
                 None => pool.n_threads(),
@@ -335,115 +385,4 @@ fn write(synthetic: &Synthetic, dir: &Path, flags: &Flags, pool: &ThreadPool) ->
         return print_json(&json!({"path": dir, "bytes": bytes, "seconds": seconds}));
     }
     print(&format!("{bytes} bytes written to {} in {seconds:.1} s\n", dir.display()))
-}
-
-/// All that was measured.
-#[derive(Debug)]
-struct Findings {
-    loaded: Loaded,
-    plan: Plan,
-    /// And whether the second engine ran it.
-    runs: Vec<(bool, Run)>,
-    bandwidth: ReadBandwidth,
-}
-
-fn measure_all(loaded: Loaded, modes: &[Mode], plan: Plan, pool: &ThreadPool) -> Outcome<Findings> {
-    let plan = plan.check(loaded.engine.info())?;
-    let mut runs = runs(modes, &plan.contexts);
-    let n_steps = (plan.repetitions as u64).saturating_mul(runs.len() as u64);
-    let progress = Progress::new("measuring", n_steps);
-    let before = read_bandwidth(pool, BANDWIDTH_BYTES, BANDWIDTH_PASSES)?;
-    for (second, run) in &mut runs {
-        run.warm_up(loaded.engine(*second))?;
-    }
-    for _ in 0..plan.repetitions {
-        for (second, run) in &mut runs {
-            run.measure(loaded.engine(*second), &plan)?;
-            progress.advance(1);
-        }
-    }
-    // Once before and once after, as other work on the machine comes and goes.
-    let after = read_bandwidth(pool, BANDWIDTH_BYTES, BANDWIDTH_PASSES)?;
-    let after_is_best = after.bytes_per_second > before.bytes_per_second;
-    let bandwidth = if after_is_best { after } else { before };
-    Ok(Findings { loaded, plan, runs, bandwidth })
-}
-
-/// Every mode with every length of the context, and whether the second engine runs it.
-fn runs(modes: &[Mode], contexts: &[usize]) -> Vec<(bool, Run)> {
-    let of_mode = |mode: &Mode| {
-        let run = |&context: &usize| {
-            let run = Run::new(mode.sparsity, context);
-            let run = match &mode.name {
-                Some(name) => run.named(name),
-                None => run,
-            };
-            (mode.second, run)
-        };
-        contexts.iter().map(run).collect::<Vec<_>>()
-    };
-    modes.iter().flat_map(of_mode).collect()
-}
-
-impl Loaded {
-    fn engine(&self, second: bool) -> &Engine {
-        self.second.as_ref().filter(|_| second).unwrap_or(&self.engine)
-    }
-}
-
-impl Findings {
-    fn as_json(&self, flags: &Flags) -> Value {
-        let Self { loaded, plan, runs, bandwidth } = self;
-        let info = loaded.engine.info();
-        json!({
-            "runs": runs.iter().map(|(second, run)| run.as_json(loaded.engine(*second))).collect::<Vec<_>>(),
-            "read_bandwidth_bytes_per_second": bandwidth.bytes_per_second,
-            "page_kind": bandwidth.page_kind,
-            "synthetic": flags.synthetic,
-            "density": flags.density(),
-            "predictor": info.predictor,
-            "fast_device": info.fast_device,
-            "fast_bytes": info.fast_bytes,
-            "prompt_tokens": plan.prompt,
-            "decode_tokens": plan.decode,
-            "context": plan.contexts[0],
-            "repetitions": plan.repetitions,
-            "parameters": info.n_parameters,
-            "weight_bytes_resident": info.weight_bytes,
-            "load_seconds": loaded.seconds,
-            "peak_memory_after_load_bytes": loaded.peak_memory_bytes,
-            "peak_memory_bytes": peak_memory_bytes(),
-        })
-    }
-
-    fn as_text(&self) -> String {
-        let (engine, bandwidth) = (&self.loaded.engine, self.bandwidth.bytes_per_second);
-        let mut text = format!(
-            "read bandwidth {:.2} GB/s on {} threads ({})\n\
-             mode                dtype  context  prefill tokens/s  decode tokens/s  picked    run  predicting  MB/token   GB/s  of bandwidth\n",
-            bandwidth * 1e-9,
-            engine.n_threads(),
-            self.bandwidth.page_kind,
-        );
-        for (second, run) in &self.runs {
-            let engine = self.loaded.engine(*second);
-            let bytes_per_second = run.decode_speed() * run.weight_bytes_per_token();
-            let _ = writeln!(
-                text,
-                "{:<19} {:<6} {:>7} {:>17.2} {:>16.2} {:>5.1} % {:>4.1} % {:>9.1} % {:>9.1} {:>6.2} {:>11.0} %",
-                run.name(engine),
-                engine.info().dtypes.join(","),
-                run.context(),
-                run.prefill_speed(),
-                run.decode_speed(),
-                100.0 * run.picked_density(),
-                100.0 * run.density(),
-                100.0 * run.predictor_share(),
-                1e-6 * run.weight_bytes_per_token(),
-                1e-9 * bytes_per_second,
-                100.0 * bytes_per_second / bandwidth,
-            );
-        }
-        text
-    }
 }

@@ -45,6 +45,14 @@ fn main() -> ExitCode {
 fn write(flags: Flags) -> Outcome<()> {
     let common = &flags.common;
     common.refuse_fast_device()?;
+    common.refuse_unused(&[
+        "--holding",
+        "--requantise-down",
+        "--kv-dtype",
+        "--sparsity",
+        "--predictor-shift",
+        "--predictor-dtype",
+    ])?;
     let model = common.model_path();
     let mut options = ConvertOptions::default()
         .with_powerinfer(flags.powerinfer)

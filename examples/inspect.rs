@@ -14,6 +14,7 @@ mod report;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -58,6 +59,17 @@ fn main() -> ExitCode {
 
 fn inspect(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    flags.common.refuse_unused(&[
+        "--holding",
+        "--requantise-down",
+        "--dtype",
+        "--kv-dtype",
+        "--sparsity",
+        "--threads",
+        "--predictor",
+        "--predictor-shift",
+        "--predictor-dtype",
+    ])?;
     let path = match flags.file {
         Some(path) => path,
         None => flags.common.model_path(),
@@ -65,17 +77,44 @@ fn inspect(flags: Flags) -> Outcome<()> {
     if path.extension().is_some_and(|end| end == "gpuidx") {
         return inspect_gpu_index(&path, flags.common.json);
     }
-    if path.is_file() && path.extension().is_some_and(|end| end == "safetensors") {
-        return match PredictorFile::open(&path) {
-            Ok(predictor) => describe_predictor(&predictor, flags.common.json),
-            Err(_) => inspect_profile(&path, flags.common.json),
-        };
-    }
-    if path.is_file() && path.extension().is_some_and(|end| end == "json") {
-        return inspect_plan(&path, flags.common.json);
+    match kind(&path)? {
+        Kind::Safetensors => match PredictorFile::open(&path) {
+            Ok(predictor) => return describe_predictor(&predictor, flags.common.json),
+            Err(_) => return inspect_profile(&path, flags.common.json),
+        },
+        Kind::Json => return inspect_plan(&path, flags.common.json),
+        Kind::Model => {}
     }
     let contents = Contents::read(path, &flags.common)?;
     if flags.common.json { print_json(&contents.as_json()) } else { print(&contents.as_text()) }
+}
+
+/// What a path leads to, going by what is in the file, whatever its name.
+enum Kind {
+    /// A plan, of what is known.
+    Json,
+    /// A predictor or a profile.
+    Safetensors,
+    /// A folder or a GGUF file, or none of these.
+    Model,
+}
+
+fn kind(path: &Path) -> Outcome<Kind> {
+    if !path.is_file() {
+        return Ok(Kind::Model);
+    }
+    let mut first = Vec::new();
+    std::fs::File::open(path)?.take(64).read_to_end(&mut first)?;
+    let text = first.trim_ascii_start();
+    Ok(match text.first() {
+        _ if first.starts_with(b"GGUF") => Kind::Model,
+        // a header of JSON after the eight bytes of its length
+        _ if first.get(8) == Some(&b'{') && first[6..8] == [0, 0] => Kind::Safetensors,
+        Some(b'{') => Kind::Json,
+        _ if path.extension().is_some_and(|end| end == "json") => Kind::Json,
+        _ if path.extension().is_some_and(|end| end == "safetensors") => Kind::Safetensors,
+        _ => Kind::Model,
+    })
 }
 
 /// Says what a predictor is like.

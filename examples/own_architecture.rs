@@ -181,6 +181,14 @@ fn main() -> ExitCode {
 fn own_architecture(flags: Flags) -> Outcome<()> {
     let common = &flags.common;
     common.refuse_fast_device()?;
+    common.refuse_unused(&[
+        "--holding",
+        "--activation",
+        "--requantise-down",
+        "--predictor",
+        "--predictor-shift",
+        "--predictor-dtype",
+    ])?;
     let dir = common.model_path();
     let (dtype, sparsity) = (common.dtype().weight_format(), common.sparsity());
     let pool = common.pool()?;

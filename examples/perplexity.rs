@@ -58,10 +58,11 @@ fn main() -> ExitCode {
 }
 
 fn perplexity(flags: Flags) -> Outcome<()> {
-    let builder = flags.common.builder()?;
-    // as much as a window is long
-    let device_context = flags.common.device_context.unwrap_or(flags.context);
-    let builder = builder.device_context(device_context);
+    let mut builder = flags.common.builder()?;
+    if flags.common.plan.is_none() {
+        // as much as a window is long
+        builder = builder.max_context(flags.context);
+    }
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
     let engine = {

@@ -17,6 +17,8 @@ mod budget_plot;
 mod flags;
 #[path = "support/report.rs"]
 mod report;
+#[path = "support/skew.rs"]
+mod skew;
 #[path = "support/svg.rs"]
 mod svg;
 
@@ -31,14 +33,20 @@ use powerinfer::core::{
 };
 use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer::models::{model_sizes, profile_path};
+use powerinfer::ops::SequenceShape;
+use powerinfer::ops::attention::KvLayout;
+use powerinfer::{FastDevice, StandIn, StandInOptions};
 use serde_json::json;
 
 use budget_plot::{BudgetPoint, budget_plot};
-use flags::{CommonFlags, DeviceFlag, at_least_one, not_yet};
-use report::{Outcome, check_outputs, note, print, print_json, write_text};
+use flags::{CommonFlags, DeviceFlag, at_least_one, not_yet, parse_share};
+use report::{Outcome, check_outputs, note, print, print_json, write_text, wrong_usage};
+use skew::skewed;
 
 /// Memory that is read to measure this machine.
 const MEASURED_BYTES: usize = 512 << 20;
+/// Tokens of the longest pass that is planned for.
+const LONGEST_PASS: usize = 512;
 /// Budgets of the plot.
 const PLOT_POINTS: u64 = 32;
 
@@ -64,12 +72,13 @@ struct Flags {
     /// Plan a model of this shape instead of a file
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "profile"])]
     synthetic: Option<SyntheticShape>,
-    /// Share of a synthetic model's neurons that fires for a token
-    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = parse_share)]
-    density: f64,
-    /// Share of a synthetic model's neurons that makes 80 % of the activations
-    #[arg(long, value_name = "X", default_value_t = 0.26, value_parser = parse_share)]
-    hot_share: f64,
+    /// Share of a synthetic model's neurons that fires for a token [default: 0.1]
+    #[arg(long, value_name = "X", value_parser = parse_share)]
+    density: Option<f64>,
+    /// Share of a synthetic model's neurons that makes 80 % of the activations [default: 0.26, or as near to
+    /// it as --density allows]
+    #[arg(long, value_name = "X", value_parser = parse_share)]
+    hot_share: Option<f64>,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -99,6 +108,14 @@ fn run(flags: Flags) -> Outcome<()> {
     if flags.common.device != DeviceFlag::Cpu {
         return not_yet("--device", " here; nothing is run");
     }
+    flags.common.refuse_unused(&["--holding", "--requantise-down", "--predictor-shift"])?;
+    let of_synthetic = [("--density", flags.density), ("--hot-share", flags.hot_share)];
+    let given = of_synthetic.into_iter().find(|(_, given)| given.is_some());
+    if let Some((flag, _)) = given.filter(|_| flags.synthetic.is_none()) {
+        return wrong_usage(&format!(
+            "{flag} needs --synthetic: the profile of --model says how its neurons fire"
+        ));
+    }
     check_outputs(&[&flags.out, &flags.report])?;
     let task = Task::new(&flags)?;
     let budget = flags.common.vram_budget.unwrap_or_else(|| task.default_budget());
@@ -125,9 +142,14 @@ impl Task {
         }
         let (name, sizes, profile) = match flags.synthetic {
             Some(shape) => {
-                let sizes = Synthetic::new(shape, flags.density, 1)?.sizes(&options)?;
-                let skew = Skew { density: flags.density, hot_share_80: flags.hot_share };
-                let profile = skew.profile(&sizes.model)?;
+                let density = flags.density.unwrap_or(0.1);
+                let synthetic = Synthetic::new(shape, density, 1)?;
+                let sizes = synthetic.sizes(&options)?;
+                let hot_share_80 = match flags.hot_share {
+                    Some(hot_share) => skewed(synthetic, hot_share).map(|_| hot_share)?,
+                    None => 0.26,
+                };
+                let profile = Skew { density, hot_share_80 }.profile(&sizes.model)?;
                 (format!("synthetic {shape}"), sizes, profile)
             }
             None => {
@@ -142,7 +164,12 @@ impl Task {
         let hardware = match flags.hardware.as_deref() {
             None => Hardware::measured(&common.pool()?, MEASURED_BYTES)?,
             Some(name) if Path::new(name).exists() => Hardware::load(name.as_ref())?,
-            Some(name) => Hardware::preset(name)?,
+            Some(name) => match Hardware::preset(name) {
+                Err(unknown @ core::Error::UnknownHardware { .. }) => {
+                    return wrong_usage(&format!("--hardware: {unknown}"));
+                }
+                found => found?,
+            },
         };
         let sparsity = match common.sparsity() {
             Sparsity::Auto if options.predictor.is_some() => Sparsity::Predicted,
@@ -169,8 +196,9 @@ impl Task {
         } else {
             neurons
         };
-        // ids, biases and rounding on top
-        none.min(all.saturating_add(all / 50).saturating_add(1 << 16))
+        // ids, biases, rounding and scratch memory on top
+        let scratch = self.scratch_bytes().unwrap_or(0);
+        none.min(all.saturating_add(all / 50).saturating_add(1 << 16).saturating_add(scratch))
     }
 
     /// What the fast device has but for 256 MiB, or half of what it could use if that is not known.
@@ -187,8 +215,30 @@ impl Task {
             .with_offload(self.offload)
             .with_context(self.workload.context)
             .with_sparsity(self.workload.sparsity)
+            .with_workspace_bytes(self.scratch_bytes()?)
             .with_sync_rule(self.sync_rule);
         Ok(core::plan(&request)?)
+    }
+
+    /// What a device takes beside weights and cache, going by the stand-in: of a device that nobody has
+    /// nothing is known, and a run says if it takes more.
+    fn scratch_bytes(&self) -> Outcome<u64> {
+        let device = StandIn::new(StandInOptions::new(0))?;
+        let (model, kv) = (&self.sizes.model, &self.sizes.kv);
+        let network = device.workspace_bytes(model.d_ff, model.d_model, 0);
+        if !self.offload.has_dense_parts() {
+            return Ok(network);
+        }
+        let n_tokens = self.workload.context;
+        let beside = |n_layers: usize| {
+            let kv = KvLayout { n_kv_heads: kv.n_kv_heads, d_head: kv.d_head, dtype: kv.dtype };
+            let shape = SequenceShape { d_model: model.d_model, n_layers, kv };
+            let bytes = device.sequence_bytes(shape, n_tokens, n_tokens.min(LONGEST_PASS));
+            let counted = self.sizes.layer_kv_bytes(n_tokens).saturating_mul(n_layers as u64);
+            bytes.saturating_sub(counted)
+        };
+        // it grows evenly with the layers that go there
+        Ok(network.saturating_add(beside(0).max(beside(self.sizes.layers.len()))))
     }
 
     fn times(&self, arrangement: Arrangement<'_>) -> StepTimes {
@@ -329,9 +379,4 @@ impl Task {
         let _ = writeln!(text, "{:<15} {hot_cold:>12.2} {split:>10.2} {dense:>18.2}", "tokens/s");
         text
     }
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok().filter(|share| (0.001..=0.999).contains(share));
-    share.ok_or_else(|| "expected a number from 0.001 to 0.999".to_owned())
 }

@@ -105,6 +105,7 @@ fn main() -> ExitCode {
 
 fn profile(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    flags.common.refuse_unused(&flags::OF_AN_ENGINE)?;
     check_outputs(&[&flags.out, &flags.report])?;
     let mut profile = match &flags.activation_folder {
         Some(dir) => ActivationProfile::from_activation_folder(dir)?,

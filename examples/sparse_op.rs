@@ -77,6 +77,17 @@ fn main() -> ExitCode {
 
 fn sparse_op(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    flags.common.refuse_unused(&[
+        "--model",
+        "--holding",
+        "--activation",
+        "--requantise-down",
+        "--kv-dtype",
+        "--sparsity",
+        "--predictor",
+        "--predictor-shift",
+        "--predictor-dtype",
+    ])?;
     let format = flags.common.dtype().weight_format().unwrap_or(WeightFormat::F16);
     let pool = flags.common.pool()?;
     let bandwidth = read_bandwidth(&pool, COLD_BYTES, 7)?;

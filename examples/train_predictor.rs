@@ -163,6 +163,7 @@ fn main() -> ExitCode {
 
 fn train(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    flags.common.refuse_unused(&flags::OF_AN_ENGINE)?;
     flags.check()?;
     let pool = flags.common.pool()?;
     let tokens = tokens(&flags)?;

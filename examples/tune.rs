@@ -41,7 +41,7 @@ use curve_plot::{Curve, curve_plot};
 use flags::{CommonFlags, at_least_one, parse_predictor};
 use measure::{median, some_ids};
 use progress::Progress;
-use report::{Outcome, check_outputs, note, print, print_json, write_text};
+use report::{Outcome, check_outputs, note, print, print_json, write_text, wrong_usage};
 use score::{Score, Window, windows};
 
 /// Perplexity against speed over the knob of predictors.
@@ -101,6 +101,10 @@ fn main() -> ExitCode {
 
 fn tune(flags: Flags) -> Outcome<()> {
     flags.common.refuse_fast_device()?;
+    flags.common.refuse_unused(&["--sparsity", "--predictor-shift"])?;
+    if flags.common.predictor.is_some() && !flags.predictors.is_empty() {
+        return wrong_usage("--predictor does not go with --predictors");
+    }
     check_outputs(&[&flags.report])?;
     let path = flags.text.clone().unwrap_or_else(default_text);
     let text = corpus::read_text(&path)?;
@@ -151,7 +155,7 @@ impl Flags {
     /// here.
     fn engine(&self, mode: Sparsity, predictor: Option<PredictorOptions>) -> Outcome<Engine> {
         let mut common = self.common.clone();
-        (common.predictor, common.predictor_shift) = (None, 0.0);
+        (common.predictor, common.predictor_dtype) = (None, None);
         let builder = common.builder()?.sparsity(mode).model(common.model_path());
         Ok(match predictor {
             Some(predictor) => builder.predictor(predictor).build()?,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each is one operator, and becomes one module on the device.
-const KERNELS: [&str; 10] = [
+const KERNELS: [&str; 12] = [
     "attention",
     "compact",
     "gate_estimate",
@@ -18,6 +18,8 @@ const KERNELS: [&str; 10] = [
     "rotary",
     "sparse_axpy",
     "sparse_matvec",
+    "tiled_axpy",
+    "tiled_matvec",
     "token_norms",
 ];
 /// The oldest GPUs that the kernels run on (Ampere); drivers compile PTX for newer ones.

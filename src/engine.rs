@@ -486,7 +486,8 @@ impl EngineBuilder {
         options.plan = self.plan.clone();
         options.profile = self.profile.clone();
         options.offload = self.offload;
-        options.device_context = self.device_context.or(self.max_context);
+        options.device_context = self.device_context;
+        options.max_context = self.max_context;
         options.progress = self.progress.clone();
         options
     }

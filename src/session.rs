@@ -88,12 +88,20 @@ impl Session {
         self.step.measure_prediction = measure;
     }
 
-    /// Memory that keys and values of the context take now, in bytes. It grows by pages of 64 tokens;
-    /// what a context of some length takes is [`KvShape::size_bytes`](powerinfer_core::KvShape::size_bytes)
-    /// of the engine's [`info`](Engine::info).
+    /// Memory that keys and values of the context take now, in bytes, but for those on a fast device. It
+    /// grows by pages of 64 tokens; what a context of some length takes is
+    /// [`KvShape::size_bytes`](powerinfer_core::KvShape::size_bytes) of the engine's
+    /// [`info`](Engine::info).
     #[must_use]
     pub fn cache_bytes(&self) -> usize {
         self.cache.size_bytes()
+    }
+
+    /// Memory that the context takes on the engine's fast device now, in bytes: keys and values of the
+    /// layers whose attention lies there, and what a pass left of its residual stream.
+    #[must_use]
+    pub fn device_cache_bytes(&self) -> u64 {
+        self.cache.device_bytes()
     }
 
     /// Forgets all tokens from position `len` on; does nothing to a context of fewer.
@@ -478,6 +486,7 @@ impl fmt::Debug for Session {
             .field("architecture", &self.engine.info().architecture)
             .field("len", &self.len())
             .field("cache_bytes", &self.cache.size_bytes())
+            .field("device_cache_bytes", &self.cache.device_bytes())
             .finish_non_exhaustive()
     }
 }

@@ -531,12 +531,10 @@ fn failures_are_exit_status_1_and_one_error_line() {
         (vec!["inspect", file], "begins with GGUF or PWRI"),
         (vec!["convert", "--out", "no/such/folder/m.gguf"], "m.gguf"),
         (vec!["bench", "-p", "600"], "632"),
-        (vec!["plan", "--hardware", "abacus"], "rtx-4090"),
         (vec!["plan", "--profile", file], file),
         (vec!["plan", "--hardware", "rtx-4090", "--vram-budget", "25GiB"], "the fast device"),
         (vec!["profile", "--text", "no-such-file"], "no-such-file"),
         (vec!["profile", "--activation-folder", dir], "activation_N.pt"),
-        (vec!["bench", "--synthetic", "tiny", "--density", "2"], "density"),
         (vec!["own_architecture", "--model", dir], "config.json"),
     ] {
         let output = run(&line);

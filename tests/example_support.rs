@@ -42,16 +42,53 @@ fn failure(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 #[test]
-fn sizes_are_numbers_with_binary_units() {
-    for (text, bytes) in
-        [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("3KiB", 3072), ("1TiB", 1 << 40), ("7", 7)]
-    {
+fn sizes_are_numbers_with_decimal_or_binary_units() {
+    for (text, bytes) in [
+        ("8GiB", 8 << 30),
+        ("512MiB", 512 << 20),
+        ("3KiB", 3072),
+        ("1TiB", 1 << 40),
+        ("7", 7),
+        ("7B", 7),
+        ("3K", 3000),
+        ("3KB", 3000),
+        ("8GB", 8_000_000_000),
+        ("12MB", 12_000_000),
+        ("2TB", 2_000_000_000_000),
+        ("1.5GiB", 3 << 29),
+        ("0.25MB", 250_000),
+        ("1.0001KiB", 1024),
+        ("0", 0),
+        ("16777215TiB", 16_777_215 << 40),
+    ] {
         assert_eq!(parse_size(text), Ok(bytes), "{text}");
     }
-    for text in
-        ["", "GiB", "8GB", "-1GiB", "1.5GiB", "8 GiB", "99999999999999999999", "99999999TiB"]
-    {
-        assert!(parse_size(text).is_err(), "{text}");
+    for text in [
+        "",
+        "GiB",
+        "-1GiB",
+        "+1GiB",
+        "8 GiB",
+        "1.5",
+        "1.5B",
+        "1.GiB",
+        ".5GiB",
+        "1.2.3GiB",
+        "1e3",
+        "8gib",
+        "8GIB",
+        "8G",
+        "0x8GiB",
+        "99999999999999999999",
+        "99999999TiB",
+        "16777216TiB",
+        "1.0000000000001GiB",
+    ] {
+        let said = parse_size(text).unwrap_err();
+        for unit in ["B,", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"] {
+            assert!(said.contains(unit), "{text}: {said}");
+        }
+        assert!(said.ends_with(&format!("found {text:?}")), "{said}");
     }
 }
 

@@ -49,7 +49,8 @@ pub(crate) struct Task<'a> {
     pub(crate) percents: &'a [u64],
     /// Seconds after which no other arrangement is begun.
     pub(crate) seconds: Option<u64>,
-    pub(crate) device_context: usize,
+    /// Tokens of the longest context that is run.
+    pub(crate) tokens: usize,
     pub(crate) plan: Plan,
     pub(crate) about: Value,
 }
@@ -72,6 +73,18 @@ pub(crate) fn compare(task: &Task<'_>, pool: &ThreadPool) -> Outcome<()> {
     if task.common.device == DeviceFlag::Cpu {
         return wrong_usage("--arrangements needs --device hybrid or cuda");
     }
+    let has_dense_parts =
+        |arrangement: &Arrangement| arrangement.offload.is_some_and(Offload::has_dense_parts);
+    if let Some(n_tokens) = task.common.device_context
+        && !task.arrangements.iter().any(has_dense_parts)
+    {
+        return wrong_usage(&format!(
+            "--device-context {n_tokens} is for keys and values on the fast device: it does not go with \
+             --arrangements of neurons and cpu alone"
+        ));
+    }
+    // a device that cannot be had is an error, also where no arrangement would use it
+    drop(task.common.fast_device(|| Ok(0))?);
     let began = Instant::now();
     let is_late = || task.seconds.is_some_and(|seconds| began.elapsed().as_secs() >= seconds);
     let groups = task.groups();
@@ -136,11 +149,12 @@ impl<'a> Task<'a> {
     }
 
     fn options(&self) -> LoadOptions {
-        LoadOptions::default()
+        let mut options = LoadOptions::default()
             .with_dtype(self.common.dtype().weight_format())
             .with_kv_dtype(self.common.kv_dtype())
-            .with_sparsity(self.common.sparsity())
-            .with_device_context(self.device_context)
+            .with_max_context(self.tokens);
+        options.device_context = self.common.device_context;
+        options
     }
 
     fn model_bytes(&self) -> Outcome<u64> {

@@ -1,6 +1,11 @@
 //! The flags that every example takes, and what becomes of them.
 #![allow(dead_code, reason = "each example uses a part")]
 
+#[path = "refusals.rs"]
+mod refusals;
+#[path = "size.rs"]
+mod size;
+
 use std::error::Error;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -16,6 +21,19 @@ use powerinfer::{
 };
 
 use super::report::{Outcome, wrong_usage};
+#[allow(unused_imports, reason = "not every example reads another size")]
+pub(crate) use size::{parse_size, parse_some_bytes};
+
+/// Flags that say how an engine runs a model, for examples that run it themselves.
+pub(crate) const OF_AN_ENGINE: [&str; 7] = [
+    "--holding",
+    "--requantise-down",
+    "--kv-dtype",
+    "--sparsity",
+    "--predictor",
+    "--predictor-shift",
+    "--predictor-dtype",
+];
 
 /// Which model to run, and how.
 #[derive(Debug, Clone, Args)]
@@ -45,8 +63,8 @@ pub(crate) struct CommonFlags {
     /// a stand-in that takes one of the threads
     #[arg(long, default_value = "cpu", value_parser = parse_device)]
     pub(crate) device: DeviceFlag,
-    /// Memory that the fast device may take, such as 8GiB [default: what is free of a GPU's, half the
-    /// model for a stand-in]
+    /// Memory that the fast device may take, such as 8GiB or 1.5GB [default: that of the --plan, else what
+    /// is free of a GPU's, half the model for a stand-in]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) vram_budget: Option<u64>,
     /// A plan of what lies on the fast device
@@ -58,8 +76,8 @@ pub(crate) struct CommonFlags {
     #[arg(long, value_name = "WHAT")]
     pub(crate) offload: Option<Offload>,
     /// Tokens of the context that the fast device is to have room for, where it holds keys and values
-    /// [default: 2048]
-    #[arg(long, value_name = "N")]
+    /// [default: those of the --plan, else 2048]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) device_context: Option<usize>,
     /// Which neurons of each feed-forward network to compute
     #[arg(long, value_enum, default_value = "auto")]
@@ -137,22 +155,37 @@ impl CommonFlags {
 
     /// A builder with threads, dtype and sparsity set and no model yet.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
+        self.refuse_what_only_gguf_needs()?;
+        if self.predictor_dtype.is_some() && !self.has_trained_predictor() {
+            return wrong_usage("--predictor-dtype needs a trained predictor in --predictor");
+        }
         let mut builder = self.cpu_builder();
         let half = || Ok(self.cpu_builder().model(self.model_path()).estimate()?.model_bytes() / 2);
-        if let Some(device) = self.fast_device(half)? {
+        let plan = self.load_plan()?;
+        if let Some(device) = self.fast_device_for(plan.as_ref(), half)? {
             let threads = self.threads_beside(device.as_ref())?;
-            builder = builder.fast_device(device).threads(threads.get());
-            if let Some(path) = &self.plan {
-                builder = builder.plan(Plan::load(path)?);
+            builder = builder.threads(threads.get());
+            if let Some(n_tokens) = self.device_context {
+                self.check_device_context(plan.as_ref(), device.as_ref())?;
+                builder = builder.device_context(n_tokens);
+            }
+            builder = builder.fast_device(device);
+            if let Some(plan) = plan {
+                builder = builder.plan(plan);
             }
             if let Some(offload) = self.offload() {
                 builder = builder.offload(offload);
             }
-            if let Some(n_tokens) = self.device_context {
-                builder = builder.device_context(n_tokens);
-            }
         }
         Ok(builder)
+    }
+
+    /// The plan of `--plan`; without a device the flag is refused before its file is missed.
+    pub(crate) fn load_plan(&self) -> Outcome<Option<Plan>> {
+        if self.device == DeviceFlag::Cpu {
+            return Ok(None);
+        }
+        Ok(self.plan.as_deref().map(Plan::load).transpose()?)
     }
 
     /// [`builder`](Self::builder) without a fast device.
@@ -180,7 +213,17 @@ impl CommonFlags {
         &self,
         default_budget: impl FnOnce() -> Outcome<u64>,
     ) -> Outcome<Option<Arc<dyn FastDevice>>> {
-        let gpu = |index| open_cuda(index, self.vram_budget);
+        self.fast_device_for(None, default_budget)
+    }
+
+    /// [`fast_device`](Self::fast_device) with the budget of a plan where no other is given.
+    pub(crate) fn fast_device_for(
+        &self,
+        plan: Option<&Plan>,
+        default_budget: impl FnOnce() -> Outcome<u64>,
+    ) -> Outcome<Option<Arc<dyn FastDevice>>> {
+        let budget = self.vram_budget.or(plan.map(|plan| plan.budget_bytes));
+        let gpu = |index| open_cuda(index, budget);
         match self.device {
             DeviceFlag::Cpu => self.refuse_device_flags().map(|()| None),
             DeviceFlag::Cuda(index) => Ok(Some(gpu(index)?)),
@@ -188,7 +231,7 @@ impl CommonFlags {
                 if let Ok(device) = gpu(0) {
                     return Ok(Some(device));
                 }
-                let budget = self.vram_budget.map_or_else(default_budget, Ok)?;
+                let budget = budget.map_or_else(default_budget, Ok)?;
                 Ok(Some(Arc::new(StandIn::new(StandInOptions::new(budget))?)))
             }
         }
@@ -211,20 +254,6 @@ impl CommonFlags {
         let threads = threads.unwrap_or(NonZeroUsize::MIN);
         let taken = usize::from(device.name() == "stand-in");
         Ok(NonZeroUsize::new(threads.get() - taken).unwrap_or(NonZeroUsize::MIN))
-    }
-
-    /// An error for flags that nothing comes of on the CPU alone.
-    fn refuse_device_flags(&self) -> Outcome<()> {
-        let given = [
-            ("--vram-budget", self.vram_budget.is_some()),
-            ("--plan", self.plan.is_some()),
-            ("--offload", self.offload.is_some()),
-            ("--device-context", self.device_context.is_some()),
-        ];
-        match given.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) => wrong_usage(&format!("{flag} needs --device hybrid or cuda")),
-            None => Ok(()),
-        }
     }
 
     /// How a model is read that no engine runs.
@@ -288,15 +317,6 @@ impl CommonFlags {
                 .with_dtype(self.predictor_dtype)
         })
     }
-
-    /// An error for each flag of a fast device, in an example that runs no model on one.
-    pub(crate) fn refuse_fast_device(&self) -> Outcome<()> {
-        match self.device {
-            DeviceFlag::Cpu => self.refuse_device_flags(),
-            DeviceFlag::Cuda(n) => not_yet(&format!("--device cuda:{n} here"), "; use cpu"),
-            DeviceFlag::Hybrid => not_yet("--device hybrid here", "; use cpu"),
-        }
-    }
 }
 
 /// The answer to flags of later versions.
@@ -310,6 +330,13 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
         Ok(n) => Ok(n),
     }
+}
+
+/// A share of the neurons of a synthetic model.
+#[allow(dead_code, reason = "not every example has one")]
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.001..=0.999).contains(share));
+    share.ok_or_else(|| format!("expected a number from 0.001 to 0.999, found {text:?}"))
 }
 
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
@@ -340,29 +367,4 @@ fn parse_device(text: &str) -> Result<DeviceFlag, String> {
             number.map(DeviceFlag::Cuda).ok_or_else(expected)
         }
     }
-}
-
-/// A size that is not 0.
-pub(crate) fn parse_some_bytes(text: &str) -> Result<u64, String> {
-    parse_size(text).and_then(|bytes| match bytes {
-        0 => Err("expected at least 1 byte".to_owned()),
-        bytes => Ok(bytes),
-    })
-}
-
-/// Reads `8GiB`, `512MiB`, `64KiB` or a plain number of bytes.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let expected = || "expected a size such as 8GiB or 512MiB".to_owned();
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit {
-        "" | "B" => 0,
-        "KiB" => 10,
-        "MiB" => 20,
-        "GiB" => 30,
-        "TiB" => 40,
-        _ => return Err(expected()),
-    };
-    let number: u64 = number.parse().map_err(|_| expected())?;
-    number.checked_mul(1 << shift).ok_or_else(expected)
 }

@@ -5,6 +5,7 @@ use powerinfer::models::synthetic::{Synthetic, SyntheticShape};
 use powerinfer::ops::WeightFormat;
 
 use super::report::Outcome;
+use super::skew::skewed;
 
 /// Names of the shapes.
 pub(crate) const SHAPES: [&str; 7] =
@@ -29,7 +30,7 @@ pub(crate) fn random_model(
 ) -> Outcome<Synthetic> {
     let mut synthetic = Synthetic::new(name.parse::<SyntheticShape>()?, density, 1)?;
     if let Some(hot_share_80) = hot_share_80 {
-        synthetic = synthetic.with_skew(hot_share_80)?;
+        synthetic = skewed(synthetic, hot_share_80)?;
     }
     if let Some(n_layers) = distinct_layers {
         synthetic = synthetic.with_distinct_layers(n_layers);

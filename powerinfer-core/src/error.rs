@@ -425,6 +425,27 @@ pub enum Error {
         /// Tokens that fit.
         max: usize,
     },
+    /// The keys and values of a context have outgrown the budget of the fast device that they lie on.
+    #[error(
+        "a context of {n_tokens} tokens outgrows the fast device: set `device_context` to as many, so \
+         that the budget leaves room for them, or give it a larger budget"
+    )]
+    DeviceContext {
+        /// Tokens that the context was to have.
+        n_tokens: usize,
+        /// What the device says.
+        source: powerinfer_ops::OpError,
+    },
+    /// More room is asked for on a fast device than a context can take, or none.
+    #[error(
+        "device_context: expected 1 to {max_context} tokens, the longest context, found {found}"
+    )]
+    DeviceContextRange {
+        /// Tokens of the model's longest context.
+        max_context: usize,
+        /// Tokens that were asked for.
+        found: usize,
+    },
     /// Keys or values for the cache have another size than its shape says.
     #[error("kv cache: {what}: expected {expected}, found {found}")]
     CacheShape {

@@ -42,9 +42,14 @@ pub struct LoadOptions {
     /// [`StandIn`](powerinfer_ops::StandIn), which is no faster than the CPU.
     pub offload: Option<Offload>,
     /// Tokens of the contexts whose keys and values the fast device's budget is to have room for, all
-    /// sequences taken together: 2048 by default, and never more than the model's. A context that outgrows
-    /// the budget is refused with [`OpError::DeviceBudget`](powerinfer_ops::OpError::DeviceBudget).
+    /// sequences taken together, from 1 to as many as the model's longest context has. `None`: those of the
+    /// plan if there is one, else [`max_context`](Self::max_context), else 2048; or the model's, if those
+    /// are fewer. A context that outgrows the budget is refused with
+    /// [`DeviceContext`](powerinfer_core::Error::DeviceContext).
     pub device_context: Option<usize>,
+    /// Tokens of the longest context that will be asked for, if it is known; only for the room that a fast
+    /// device is to have.
+    pub max_context: Option<usize>,
     /// How often each neuron fires, to choose hot ones by. `None` takes
     /// `activation_counts.safetensors` in the model's folder, or `NAME.activation_counts.safetensors`
     /// beside a file `NAME.gguf`; where there is none, all neurons count alike.
@@ -196,6 +201,13 @@ impl LoadOptions {
     #[must_use]
     pub fn with_device_context(mut self, n_tokens: usize) -> Self {
         self.device_context = Some(n_tokens);
+        self
+    }
+
+    /// Says how long contexts will be at most.
+    #[must_use]
+    pub fn with_max_context(mut self, n_tokens: usize) -> Self {
+        self.max_context = Some(n_tokens);
         self
     }
 

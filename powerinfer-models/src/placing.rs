@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use powerinfer_core::{
-    ActivationProfile, Hardware, ModelConfig, ModelInfo, ModelSizes, Offload, Placement, Plan,
-    PlanRequest, Result, WeightStore, plan,
+    ActivationProfile, Error, Hardware, ModelConfig, ModelInfo, ModelSizes, Offload, Placement,
+    Plan, PlanRequest, Result, WeightStore, plan,
 };
 use powerinfer_ops::attention::KvLayout;
 use powerinfer_ops::{FastDevice, LowBitMatrix, OpError, SequenceShape, StandIn};
@@ -47,22 +47,43 @@ impl Placed {
         } else if options.plan.is_none() && options.fast_device.is_none() {
             return Ok(None);
         }
+        if let Some(found) = options.device_context
+            && !(1..=config.max_context).contains(&found)
+        {
+            return Err(Error::DeviceContextRange { max_context: config.max_context, found });
+        }
         let sizes = sizes::of_store(config, store, options)?;
         let task = Task { sizes: &sizes, options, predictor };
         let Some(device) = options.fast_device.as_deref() else {
-            return task.given(u64::MAX)?.map(Self::on_the_host).transpose();
+            return task.given(None)?.map(Self::on_the_host).transpose();
         };
         let memory = device.memory();
         let budget_bytes = memory.budget_bytes.saturating_sub(memory.held_bytes);
-        let mut placed = match task.given(budget_bytes)? {
-            Some(given) => given,
-            None => task.planned(device, budget_bytes)?,
+        let (mut placed, why_nothing) = match task.given(Some((device, budget_bytes)))? {
+            Some(given) if options.placement.is_some() => {
+                (given, "the placement puts nothing there")
+            }
+            Some(given) => (given, "the plan puts nothing there"),
+            None => (task.planned(device, budget_bytes)?, "nothing fits that may go there"),
         };
         if placed.has_dense_parts() && !device.runs_dense_parts() {
             return Err(OpError::NoDenseParts { device: device.name().to_owned() }.into());
         }
         placed.context_bytes = task.sequence_bytes(device, &placed.placement);
-        placed.notes.insert(0, placed.describe(device.name(), budget_bytes));
+        let sentence = placed.describe(device.name()).unwrap_or_else(|| {
+            let name = device.name();
+            format!(
+                "{name} has nothing of its {budget_bytes} bytes, scratch memory included: \
+                 {why_nothing}; all runs on the CPU"
+            )
+        });
+        placed.notes.insert(0, sentence);
+        if options.device_context.is_some() && placed.context_bytes == 0 {
+            let name = device.name();
+            placed
+                .notes
+                .push(format!("device_context changes nothing: no keys and values lie on {name}"));
+        }
         Ok(Some(placed))
     }
 
@@ -89,16 +110,13 @@ impl Placed {
         Ok(self)
     }
 
-    /// What lies where, in a sentence.
-    fn describe(&self, device: &str, budget_bytes: u64) -> String {
+    /// What lies where, in a sentence; `None` if nothing lies on the device.
+    fn describe(&self, device: &str) -> Option<String> {
         let Self { placement, .. } = self;
         let n_layers = placement.n_layers();
         let hot: usize = (0..n_layers).map(|layer| placement.hot(layer).len()).sum();
         if hot == 0 && !self.has_dense_parts() {
-            return format!(
-                "no neurons fit the fast device's {budget_bytes} bytes, which scratch memory is \
-                 part of: all run on the CPU"
-            );
+            return None;
         }
         let mut parts = Vec::new();
         let all = n_layers * placement.d_ff();
@@ -125,7 +143,7 @@ impl Placed {
             true => last,
             false => format!("{} and {last}", parts.join(", ")),
         };
-        format!("{device} has {list}, the CPU the embeddings{rest}")
+        Some(format!("{device} has {list}, the CPU the embeddings{rest}"))
     }
 }
 
@@ -137,15 +155,49 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// What the options name.
-    fn given(&self, budget_bytes: u64) -> Result<Option<Placed>> {
+    /// What the options name; a plan has to fit what a device has left of its budget.
+    fn given(&self, device: Option<(&dyn FastDevice, u64)>) -> Result<Option<Placed>> {
         let Self { sizes, options, .. } = *self;
         if let Some(placement) = &options.placement {
             return Ok(Some(Placed::new(placement.clone())));
         }
         let Some(plan) = &options.plan else { return Ok(None) };
-        let note = plan.check(sizes, budget_bytes)?;
-        Placed::of(plan, sizes, note).map(Some)
+        let note = plan.check(sizes, device.map_or(u64::MAX, |(_, budget_bytes)| budget_bytes))?;
+        let placed = Placed::of(plan, sizes, note)?;
+        if let Some((device, budget_bytes)) = device {
+            self.check_scratch(plan, &placed.placement, device, budget_bytes)?;
+        }
+        Ok(Some(placed))
+    }
+
+    /// Fails if a plan leaves no room for what the device takes beside rows, parts and cache: the device
+    /// would refuse some layer in the middle.
+    fn check_scratch(
+        &self,
+        plan: &Plan,
+        placement: &Placement,
+        device: &dyn FastDevice,
+        budget_bytes: u64,
+    ) -> Result<()> {
+        let planned = plan.fast_bytes(self.sizes);
+        if planned == 0 {
+            return Ok(());
+        }
+        let n_hot = (0..placement.n_layers()).map(|layer| placement.hot(layer).len()).max();
+        let network = match n_hot.unwrap_or(0) {
+            0 => 0,
+            n_hot => device.workspace_bytes(n_hot, self.sizes.model.d_model, 0),
+        };
+        let counted = self.sizes.layer_kv_bytes(plan.context);
+        let counted = counted.saturating_mul(placement.n_fast_attention() as u64);
+        let sequence = self.sequence_bytes(device, placement).saturating_sub(counted);
+        let scratch = network.saturating_add(sequence);
+        let needed_bytes = planned.saturating_add(scratch.saturating_sub(plan.workspace_bytes));
+        if needed_bytes <= budget_bytes {
+            return Ok(());
+        }
+        let device = "the fast device, scratch memory included";
+        Err(Error::PlanOverBudget { device, needed_bytes, budget_bytes })
     }
 
     /// What a plan made here says.
@@ -197,8 +249,10 @@ impl Task<'_> {
 
     /// Tokens that the device is to have room for.
     fn context(&self) -> usize {
-        let max_context = self.sizes.kv.max_context;
-        self.options.device_context.unwrap_or(CONTEXT).min(max_context)
+        let LoadOptions { device_context, max_context, plan, .. } = self.options;
+        let planned = plan.as_ref().map(|plan| plan.context).filter(|&context| context > 0);
+        let wanted = device_context.or(planned).or(*max_context).unwrap_or(CONTEXT);
+        wanted.min(self.sizes.kv.max_context)
     }
 
     /// Bytes on the device of a sequence with so many layers there.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use powerinfer_core::{
     ActivationProfile, CausalLm, Error as CoreError, FileDtype, ModelConfig, ModelSizes, Skew,
-    TensorInfo, TensorSource, WeightStore, write_safetensors,
+    SplitMix64, TensorInfo, TensorSource, WeightStore, write_safetensors,
 };
 use powerinfer_ops::{WeightFormat, par_fill};
 
@@ -33,7 +33,7 @@ use crate::{registry, sizes};
 use rates::Rates;
 pub(crate) use rates::normal_quantile;
 pub(crate) use recipe::nearly_normal;
-use recipe::{First, Recipe, mix};
+use recipe::{First, Recipe};
 use repeated::Repeated;
 pub use shape::SyntheticShape;
 use shape::{Role, Sizes};
@@ -260,7 +260,7 @@ impl Synthetic {
 
     /// The seed of a tensor's values.
     fn seed_of(&self, own_name: &str) -> u64 {
-        own_name.bytes().fold(self.seed, |seed, byte| mix(seed ^ u64::from(byte)))
+        own_name.bytes().fold(self.seed, |seed, byte| SplitMix64::mix(seed ^ u64::from(byte)))
     }
 
     /// Makes the values from the one at `first` on.

@@ -276,12 +276,16 @@ fn a_budget_that_runs_out_leaves_the_context() {
     let mut step = Step::default();
     // another page for each layer
     let error = model.forward(&tokens[60..], &mut cache, &mut step).unwrap_err();
-    assert!(matches!(error, CoreError::Op(OpError::DeviceBudget { .. })), "{error}");
+    let is_named = matches!(
+        &error,
+        CoreError::DeviceContext { n_tokens: 70, source: OpError::DeviceBudget { .. } }
+    );
+    assert!(is_named && error.to_string().contains("device_context"), "{error}");
     assert_eq!(cache.len(), 60);
     // a copy has no room either, and the first goes on
     let mut copy = cache.clone();
     let error = model.forward(&tokens[60..61], &mut copy, &mut step).unwrap_err();
-    assert!(matches!(error, CoreError::Op(OpError::DeviceBudget { .. })), "{error}");
+    assert!(matches!(error, CoreError::DeviceContext { n_tokens: 61, .. }), "{error}");
     drop(copy);
     cache.truncate(30);
     let (after, _) = write(&*model, &mut cache, &tokens[30..], &[30], Sparsity::Dense);

@@ -45,6 +45,8 @@ mod estimate_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod ffn_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
+mod list_steps;
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod mlp_steps;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod picks;
@@ -54,6 +56,8 @@ mod queue;
 mod row_layout;
 #[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
 mod steps;
+#[allow(unreachable_pub, reason = "shared with testing/hostsim, where it is public")]
+mod tiled_steps;
 
 #[cfg(test)]
 mod tests;

@@ -70,9 +70,10 @@ impl EngineBuilder {
     }
 
     /// Tokens whose keys and values the fast device's budget is to have room for, those of all sessions
-    /// taken together. The default is [`max_context`](Self::max_context) if that was set, else 2048 or what the
-    /// model allows if that is less. A context that outgrows the budget is refused with
-    /// [`OpError::DeviceBudget`](powerinfer_ops::OpError::DeviceBudget).
+    /// taken together, from 1 to as many as the model's longest context has. The default is what the
+    /// [`plan`](Self::plan) leaves room for, else [`max_context`](Self::max_context) if that was set, else
+    /// 2048; or what the model allows if that is less. A context that outgrows the budget is refused with
+    /// [`DeviceContext`](powerinfer_core::Error::DeviceContext).
     pub fn device_context(mut self, n_tokens: usize) -> Self {
         self.device_context = Some(n_tokens);
         self

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 /// A planted fault: its define, and the file that has it.
-const MUTANTS: [(&str, &str); 17] = [
+const MUTANTS: [(&str, &str); 25] = [
     ("MISSING_GUARD", "sparse_matvec.cu"),
     ("SHORT_REDUCTION", "sparse_matvec.cu"),
     ("UNPICKED_NAN", "sparse_matvec.cu"),
@@ -15,6 +15,7 @@ const MUTANTS: [(&str, &str); 17] = [
     ("WRONG_PART", "sparse_axpy.cu"),
     ("MISSING_BARRIER", "compact.cu"),
     ("MISSING_GUARD", "compact.cu"),
+    ("WRONG_TALLY", "compact.cu"),
     ("MISSING_BARRIER", "quantize.cu"),
     ("SHORT_REDUCTION", "quantize.cu"),
     ("WRONG_ORDER", "gate_estimate.cu"),
@@ -24,6 +25,13 @@ const MUTANTS: [(&str, &str); 17] = [
     ("MISSING_GUARD", "rotary.cu"),
     ("MISSING_BARRIER", "attention.cu"),
     ("SHORT_REDUCTION", "attention.cu"),
+    ("FUTURE_SEEN", "attention.cu"),
+    ("MISSING_BARRIER", "tiled_matvec.cu"),
+    ("MISSING_GUARD", "tiled_matvec.cu"),
+    ("WRONG_ORDER", "tiled_matvec.cu"),
+    ("MISSING_BARRIER", "tiled_axpy.cu"),
+    ("MISSING_GUARD", "tiled_axpy.cu"),
+    ("WRONG_GROUP", "tiled_axpy.cu"),
 ];
 
 fn main() {

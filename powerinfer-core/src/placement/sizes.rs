@@ -28,7 +28,7 @@ pub struct PlannedModel {
 
 impl PlannedModel {
     /// Fails unless `other`, what a plan names, is the same model in whatever format; says so in words
-    /// where only the weights' digest differs.
+    /// where only the weights' digest differs or is missing.
     ///
     /// # Errors
     /// [`Error::PlanMismatch`] naming what differs.
@@ -45,11 +45,17 @@ impl PlannedModel {
                 return Err(Error::PlanMismatch { what, expected, found });
             }
         }
-        let said = !self.digest.is_empty() && !other.digest.is_empty();
-        Ok((said && self.digest != other.digest).then(|| {
-            "the plan was made for other weights of this shape: another dtype, or another model"
-                .into()
-        }))
+        let warning = match (self.digest.as_str(), other.digest.as_str()) {
+            ("", _) => None,
+            (_, "") => {
+                Some("the plan has no digest, so nothing says that it was made for these weights")
+            }
+            (own, others) if own == others => None,
+            _ => Some(
+                "the plan was made for other weights of this shape: another dtype, or another model",
+            ),
+        };
+        Ok(warning.map(str::to_owned))
     }
 
     /// What a profile says about this model.
@@ -168,5 +174,20 @@ impl ModelSizes {
         }
         let (expected, found) = (self.model.n_layers.to_string(), self.layers.len().to_string());
         Err(Error::PlanMismatch { what: "sizes of layers", expected, found })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_of_other_weights_or_of_nobody_knows_which_is_accepted_with_a_warning() {
+        let named = |digest: &str| PlannedModel { digest: digest.to_owned(), ..Default::default() };
+        let warning = |own: &str, plan: &str| named(own).check(&named(plan)).unwrap();
+        assert_eq!(warning("a", "a"), None);
+        assert!(warning("a", "b").is_some_and(|said| said.contains("other weights")));
+        assert!(warning("a", "").is_some_and(|said| said.contains("no digest")));
+        assert_eq!(warning("", ""), None);
     }
 }

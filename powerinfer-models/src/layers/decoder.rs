@@ -213,7 +213,8 @@ impl CausalLm for Decoder {
             return Err(Error::EmptyPrompt);
         }
         let x = self.embedding.forward(tokens)?;
-        cache.reserve(tokens.len())?;
+        let n_tokens = cache.len() + tokens.len();
+        cache.reserve(tokens.len()).map_err(|error| outgrown(error, n_tokens))?;
         let x = self.position.add(x, cache.len())?;
         let sparsity = step.sparsity.unwrap_or(self.info.sparsity);
         if sparsity == Sparsity::Predicted && self.predictor().is_none() && !self.exact_pays {
@@ -221,7 +222,7 @@ impl CausalLm for Decoder {
         }
         let rotary = self.position.rotary(cache.len(), tokens.len())?;
         if self.device.is_some() {
-            begin(cache, rotary.as_ref())?;
+            begin(cache, rotary.as_ref()).map_err(|error| outgrown(error, n_tokens))?;
         }
         let (mut stream, mut started) = (Stream::Host(x), Vec::new());
         for (layer, block) in self.blocks.iter().enumerate() {
@@ -316,6 +317,16 @@ impl Stream {
             *self = Self::Device;
         }
         Ok(())
+    }
+}
+
+/// The error of a device that has no room for a context of so many tokens says what is to be done.
+fn outgrown(error: Error, n_tokens: usize) -> Error {
+    match error {
+        Error::Op(source @ OpError::DeviceBudget { .. }) => {
+            Error::DeviceContext { n_tokens, source }
+        }
+        other => other,
     }
 }
 

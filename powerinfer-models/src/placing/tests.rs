@@ -109,8 +109,16 @@ fn the_context_that_is_planned_is_left_of_the_budget() {
         "{refused}"
     );
     assert!(whole(budget + kv_bytes(64), 65).is_ok());
-    // nobody gets room for more than the model's context
-    assert!(whole(budget + kv_bytes(448), usize::MAX).is_ok());
+    // nobody gets room for more than the model's context, and who asks for it by name is told so
+    let longest = drawn(budget + kv_bytes(448)).with_offload(Offload::Whole);
+    assert!(find(&longest.with_max_context(usize::MAX)).is_ok());
+    for wrong in [0, 513, usize::MAX] {
+        let refused = whole(1 << 30, wrong).unwrap_err();
+        assert!(
+            matches!(refused, CoreError::DeviceContextRange { max_context: 512, found } if found == wrong),
+            "{refused}"
+        );
+    }
 }
 
 #[test]
@@ -186,4 +194,47 @@ fn an_estimate_leaves_out_what_is_on_the_device_or_in_the_file() {
     let layers = drawn(5 << 20).with_offload(Offload::Layers).with_device_context(64);
     let split = estimated(layers.with_holding(Holding::Mapped));
     assert!(split.fast_bytes > 0 && split.mapped_bytes > 0 && split.weight_bytes < 4 << 20);
+}
+
+#[test]
+fn a_note_says_why_there_is_nothing_on_the_device() {
+    let nothing = |options: &LoadOptions| {
+        let placed = find(options).unwrap();
+        assert_eq!((n_hot(&placed), placed.has_dense_parts()), (0, false));
+        placed.notes.join("; ")
+    };
+    let said = nothing(&drawn(100));
+    assert!(said.contains("100 bytes") && said.contains("nothing fits"), "{said}");
+    let none = Placement::new(vec![Default::default(); 6], 1024).unwrap();
+    let said = nothing(&drawn(1 << 30).with_placement(none));
+    assert!(said.contains("the placement puts nothing there"), "{said}");
+    let said = nothing(&drawn(1 << 30).with_plan(planned(0, 0)).with_device_context(64));
+    assert!(said.contains("the plan puts nothing there"), "{said}");
+    assert!(said.contains("device_context changes nothing"), "{said}");
+}
+
+/// A plan of hot neurons of the demo model, with so much left for scratch memory.
+fn planned(budget_bytes: u64, workspace_bytes: u64) -> Plan {
+    let folder = Fixture::demo().model_dir;
+    let sizes = crate::model_sizes(&folder, &LoadOptions::default()).unwrap();
+    let profile = profile_beside(&folder).unwrap().unwrap();
+    let hardware = Hardware::preset(Hardware::PRESETS[0]).unwrap();
+    let request = PlanRequest::new(&sizes, &profile, &hardware, budget_bytes)
+        .with_workspace_bytes(workspace_bytes)
+        .with_sync_rule(false);
+    plan(&request).unwrap()
+}
+
+#[test]
+fn a_plan_that_leaves_no_scratch_memory_is_refused_before_anything_is_loaded() {
+    let without = planned(2 << 20, 0);
+    let budget = without.bytes_fast;
+    let refused = find(&drawn(budget).with_plan(without.clone())).unwrap_err();
+    assert!(
+        matches!(refused, CoreError::PlanOverBudget { needed_bytes, budget_bytes, .. }
+            if budget_bytes == budget && needed_bytes == without.bytes_fast + WORKSPACE),
+        "{refused}"
+    );
+    assert!(find(&drawn(budget + WORKSPACE).with_plan(without)).is_ok());
+    assert!(find(&drawn(budget).with_plan(planned(budget, WORKSPACE))).is_ok());
 }

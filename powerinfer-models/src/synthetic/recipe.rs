@@ -1,5 +1,7 @@
 //! How a value of a tensor is made: by its index alone, so that any part can be made by itself.
 
+use powerinfer_core::SplitMix64;
+
 /// How the values of a tensor are made.
 pub(super) struct Recipe<'a> {
     pub(super) shape: Vec<usize>,
@@ -47,15 +49,8 @@ impl Recipe<'_> {
 /// A sum of four uniform numbers, mean 0 and variance 1: sums of many of them are normal, and it
 /// costs a billion of them few seconds.
 pub(crate) fn nearly_normal(seed: u64, index: usize) -> f32 {
-    let bits = mix(seed.wrapping_add((index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    let bits = SplitMix64::mix(seed.wrapping_add((index as u64).wrapping_mul(SplitMix64::STEP)));
     let sum: u32 = (0..4).map(|word| (bits >> (16 * word)) as u32 & 0xFFFF).sum();
     // four uniform numbers of width 65536 have standard deviation 65536 / √3
     (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)
-}
-
-/// SplitMix64's mixing function.
-pub(super) fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
 }

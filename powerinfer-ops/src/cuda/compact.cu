@@ -6,6 +6,8 @@
 // begins in the list, which is how sparse_axpy cuts its work.
 #include "rt.cuh"
 
+#define TALLY_THREADS 256
+#define TALLY_WARPS (TALLY_THREADS / WARP)
 #define COMPACT_THREADS 1024
 // Entries that a thread reads before it votes on the first.
 #define COMPACT_ITEMS 8
@@ -22,12 +24,39 @@ static __device__ __forceinline__ uint32_t id_of(const uint32_t *ids, int i) {
   return ids ? ids[i] : (uint32_t)i;
 }
 
-// `ids` and `count` may be null: then the entries are the neurons 0 to n. `kept` and `kept_values`
-// hold as many places as there are entries at most. `counts` receives the length of the list, and how
+// For how many tokens each entry has a value, for so many tokens that one block would take long to look.
+// A lane an entry, of which there are `n` at most; a warp takes every eighth token. `by_row` says that a
+// value has the place of its neuron.
+KERNEL(tally, const float *values, int stride, int n_tokens, const uint32_t *ids,
+       const uint32_t *count, int n, int by_row, uint32_t *tallies) {
+  SHARED(int, sums, TALLY_WARPS * WARP);
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const int i = blockIdx.x * WARP + lane, end = count ? (int)*count : n;
+  int tally = 0;
+  if (WITHIN(i, end)) {
+    const float *from = values + (by_row ? id_of(ids, i) : (uint32_t)i);
+    for (int t = warp; t < n_tokens; t += TALLY_WARPS) tally += from[(size_t)t * stride] != 0.f;
+  }
+  sums[warp * WARP + lane] = tally;
+  BARRIER();
+  if (warp > 0 || !WITHIN(i, end)) return;
+  tally = 0;
+#ifdef MUTANT_WRONG_TALLY
+  for (int w = 1; w < TALLY_WARPS; w++)
+#else
+  for (int w = 0; w < TALLY_WARPS; w++)
+#endif
+    tally += sums[w * WARP + lane];
+  tallies[i] = tally;
+}
+
+// `ids` and `count` may be null: then the entries are the neurons 0 to n. `tallies` is null or says for
+// how many tokens each entry has a value. `kept` and `kept_values` hold as many places as there are
+// entries at most. `counts` receives the length of the list, and how
 // many values its entries have, summed over tokens.
-KERNEL_OF(COMPACT_THREADS, compact, const float *values, int stride, int n_tokens,
-          const uint32_t *ids, const uint32_t *count, int n, uint32_t *kept, float *kept_values,
-          uint32_t *counts, uint32_t *starts, int part_len, int n_parts) {
+KERNEL_OF(COMPACT_THREADS, 1, compact, const float *values, int stride, int n_tokens,
+          const uint32_t *ids, const uint32_t *count, int n, const uint32_t *tallies, uint32_t *kept,
+          float *kept_values, uint32_t *counts, uint32_t *starts, int part_len, int n_parts) {
   SHARED(int, sums, COMPACT_WARPS);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const int n_warps = blockDim.x / WARP;
@@ -41,7 +70,8 @@ KERNEL_OF(COMPACT_THREADS, compact, const float *values, int stride, int n_token
 #pragma unroll
     for (int j = 0; j < COMPACT_ITEMS; j++) {
       const int i = first + WARP * j;
-      const int n = WITHIN(i, end) ? n_values(values, stride, n_tokens, i) : 0;
+      int n = 0;
+      if (WITHIN(i, end)) n = tallies ? (int)tallies[i] : n_values(values, stride, n_tokens, i);
       vote[j] = n > 0;
       n_mine += n;
     }

@@ -2,6 +2,7 @@
 //! key-value cache and attention. Projections are [`matvec`](super::steps::matvec) over all rows.
 
 use super::queue::{Address, Arg, Launch, Queue};
+use super::tiled_steps::{MANY_QUERIES, QUERY_TILE};
 
 const NORM_THREADS: u32 = 256;
 const ELEMENT_THREADS: u32 = 256;
@@ -236,7 +237,8 @@ impl Queries {
 }
 
 /// Attends from each query to its own position and those before it, all of which are in the cache.
-/// `parts` has room for `n_tokens · n_heads · n_chunks · (d_head + 2)` f32; `out` is laid out as the queries.
+/// `parts` has room for `n_tokens · n_heads · n_chunks · (d_head + 2)` f32 unless there are
+/// [many](MANY_QUERIES) tokens; `out` is laid out as the queries.
 ///
 /// # Errors
 /// The queue's.
@@ -248,26 +250,39 @@ pub fn attention<Q: Queue>(
     out: Address,
 ) -> Result<(), Q::Error> {
     let (n_heads, n_tokens) = (queries.n_heads as u32, queries.n_tokens as u32);
+    let many = queries.n_tokens >= MANY_QUERIES;
+    let tiles = queries.n_tokens.div_ceil(QUERY_TILE) as u32;
+    let (stem, grid) = match many {
+        true => ("attention_many", [n_heads, tiles, 1]),
+        false => ("attention", [n_heads, queries.n_chunks() as u32, n_tokens]),
+    };
+    let mut args = vec![
+        queries.values.into(),
+        cache.keys.into(),
+        cache.values.into(),
+        cache.n_kv_heads.into(),
+        cache.d_head.into(),
+        cache.capacity.into(),
+        queries.first_position.into(),
+        // 0 is none, and a window of no position does not exist
+        queries.window.unwrap_or(0).into(),
+        Arg::Float(queries.scale),
+        queries.slopes.into(),
+    ];
+    match many {
+        true => args.extend::<[Arg; 2]>([queries.n_tokens.into(), out.into()]),
+        false => args.push(parts.into()),
+    }
     queue.launch(&Launch {
         file: "attention",
-        kernel: &cache.kernel("attention"),
-        grid: [n_heads, queries.n_chunks() as u32, n_tokens],
+        kernel: &cache.kernel(stem),
+        grid,
         threads: ATTENTION_THREADS,
-        args: &[
-            queries.values.into(),
-            cache.keys.into(),
-            cache.values.into(),
-            cache.n_kv_heads.into(),
-            cache.d_head.into(),
-            cache.capacity.into(),
-            queries.first_position.into(),
-            // 0 is none, and a window of no position does not exist
-            queries.window.unwrap_or(0).into(),
-            Arg::Float(queries.scale),
-            queries.slopes.into(),
-            parts.into(),
-        ],
+        args: &args,
     })?;
+    if many {
+        return Ok(());
+    }
     queue.launch(&Launch {
         file: "attention",
         kernel: "merge_chunks",

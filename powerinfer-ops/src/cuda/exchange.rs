@@ -5,8 +5,9 @@ use candle_core::Result;
 use super::backend::{Backend, Pinned, grow};
 use super::device::TOKENS_AT_ONCE;
 use super::ffn_steps::{FfnScratch, N_COUNTS};
-use super::picks::{norm, union_of};
+use super::picks::{norm, union_by_row, union_of};
 use super::queue::Address;
+use super::tiled_steps::MANY_TOKENS;
 use crate::NeuronIds;
 
 /// Buffers of a piece of work, and when it began and ended on the device.
@@ -106,7 +107,12 @@ impl<B: Backend> Exchange<B> {
             let place = &mut memory[at..at + bytes(group.len())];
             let (head, mask) = place.split_at_mut((1 + n_neurons) * 4);
             let lists = group.iter().map(NeuronIds::as_slice);
-            union_of(lists, union, bytemuck::cast_slice_mut(mask), n_neurons);
+            let mask = bytemuck::cast_slice_mut(mask);
+            if group.len() >= MANY_TOKENS {
+                union_by_row(lists, union, mask, n_neurons);
+            } else {
+                union_of(lists, union, mask, n_neurons);
+            }
             head[..4].copy_from_slice(&(union.len() as u32).to_le_bytes());
             head[4..][..union.len() * 4].copy_from_slice(bytemuck::cast_slice(union));
             places.push(PicksPlace { at, n_ids: union.len(), n_mask: mask_len(group.len()) });

@@ -5,16 +5,23 @@
 //! tokens run together the list is of the neurons that fire for any of them, and the activations
 //! of the others are zero.
 //!
+//! Activations of [many](MANY_TOKENS) tokens have the places of their neurons, so that making a list
+//! does not move them. There is no size of a list from which on all rows are computed instead: a list that
+//! holds every row costs its making, which is about a hundredth of what the products of many tokens
+//! take, and rows that no token needs are left out however few they are.
+//!
 //! Running all neurons and running those that fire give the same bits, alone or among other tokens:
 //! products are sums in one order, and rows of down are added by parts that are cut by neuron.
 
 use super::estimate_steps::{DeviceEstimate, gate_estimate};
+use super::list_steps::{Entries, List, compact};
 use super::mlp_steps::{DeviceMlp, mlp_picks};
 use super::queue::{Address, Queue};
 use super::steps::{
-    Addends, DeviceInput, DeviceRows, Entries, Finish, List, Numbers, Parts, Rows, Then, Values,
-    axpy, compact, matvec, n_blocks, quantize,
+    Addends, DeviceInput, DeviceRows, Finish, Numbers, Parts, Rows, Then, Values, axpy, matvec,
+    n_blocks, quantize,
 };
+use super::tiled_steps::MANY_TOKENS;
 use crate::Activation;
 
 /// The matrices of a network on the device.
@@ -45,7 +52,8 @@ pub enum Wanted<'a> {
     Firing,
     /// Those that fire of [`FfnScratch::picked`], which the host has written: ids, their count, and
     /// where several tokens run `[n_tokens, n_neurons]` f32 values, 1 where a token picks the neuron
-    /// of that place in the list and 0 elsewhere.
+    /// of that place in the list, or of that place among all where there are [many](MANY_TOKENS)
+    /// tokens, and 0 elsewhere.
     Picked,
     /// Those that fire of the ones that a low-bit copy lets through. The host has written the tokens'
     /// norms.
@@ -129,15 +137,17 @@ impl FfnScratch {
             address
         };
         let tokens = n_tokens * d_model * 4;
-        let activations = n_tokens * n_neurons * 4;
-        let counts = take(N_COUNTS * 4);
-        let mut list = |at: usize| List {
+        let activations = |n_tokens: usize| n_tokens * n_neurons * 4;
+        let few = n_tokens.min(MANY_TOKENS - 1);
+        let (counts, tallies) = (take(N_COUNTS * 4), take(n_neurons * 4));
+        let mut list = |at: usize, n_tokens| List {
             ids: take(n_neurons * 4),
-            values: take(activations),
+            values: take(activations(n_tokens)),
+            tallies,
             counts: counts.offset(at * 8),
             starts: take((Parts::MOST + 1) * 4),
         };
-        let (picked, fired, ran) = (list(0), list(1), list(2));
+        let (picked, fired, ran) = (list(0, n_tokens), list(1, few), list(2, few));
         let mut numbers = |blocks: usize, norms: usize| Numbers {
             numbers: take(blocks * 32),
             scales: take(blocks * 8),
@@ -153,8 +163,8 @@ impl FfnScratch {
             fired,
             ran,
             hidden: (take(n_tokens * rank * 4), between),
-            h: take(activations),
-            sums: take(Parts::MOST * tokens),
+            h: take(activations(n_tokens)),
+            sums: take(Parts::sums_bytes_at_most(n_tokens, d_model)),
             y: take(tokens),
             counts,
         };
@@ -225,13 +235,23 @@ impl<Q: Queue> Run<'_, Q> {
         self.weights.gate.n_rows
     }
 
+    /// Whether activations have the places of their neurons.
+    fn by_row(&self) -> bool {
+        self.n_tokens >= MANY_TOKENS
+    }
+
     fn values(&self, address: Address) -> Values {
-        Values { address, stride: self.stride(), by_row: false }
+        Values { address, stride: self.stride(), by_row: self.by_row() }
     }
 
     fn entries(&self, values: Address, rows: Rows) -> Entries {
-        let (stride, n_tokens) = (self.stride(), self.n_tokens);
-        Entries { values, stride, n_tokens, rows, n_neurons: stride }
+        let (stride, n_tokens, by_row) = (self.stride(), self.n_tokens, self.by_row());
+        Entries { values, stride, n_tokens, rows, by_row, n_neurons: stride }
+    }
+
+    /// Where the activations of a list lie.
+    fn values_of(&self, list: &List) -> Address {
+        if self.by_row() { self.scratch.h } else { list.values }
     }
 
     fn pick(&self, wanted: Wanted<'_>, x: &DeviceInput) -> Result<Picks, Q::Error> {
@@ -242,8 +262,9 @@ impl<Q: Queue> Run<'_, Q> {
             }
             Wanted::Picked => {}
             Wanted::Estimated(estimate, margin) => {
-                gate_estimate(self.queue, estimate, x, margin, h)?;
-                compact(self.queue, &self.entries(h, Rows::All), &picked)?;
+                let picks = if self.by_row() { picked.values } else { h };
+                gate_estimate(self.queue, estimate, x, margin, picks)?;
+                compact(self.queue, &self.entries(picks, Rows::All), &picked)?;
             }
             Wanted::Scored(mlp, seen) => {
                 let hidden = DeviceInput { values, numbers, n_columns: mlp.rank(), ..*x };
@@ -254,8 +275,9 @@ impl<Q: Queue> Run<'_, Q> {
                         quantize(self.queue, &x, Address::NULL)?;
                     }
                 }
-                mlp_picks(self.queue, mlp, [&x, &hidden], h)?;
-                compact(self.queue, &self.entries(h, Rows::All), &picked)?;
+                let picks = if self.by_row() { picked.values } else { h };
+                mlp_picks(self.queue, mlp, [&x, &hidden], picks)?;
+                compact(self.queue, &self.entries(picks, Rows::All), &picked)?;
             }
         }
         // a list of one token's is what it picks
@@ -273,15 +295,16 @@ impl<Q: Queue> Run<'_, Q> {
     /// Up and down of those that fire.
     fn finish_firing(&self, x: &DeviceInput) -> Result<(), Q::Error> {
         let FfnScratch { fired, ran, .. } = *self.scratch;
-        self.up(fired.rows(), x, fired.values)?;
+        let values = self.values_of(&fired);
+        self.up(fired.rows(), x, values)?;
         // an up product is hardly ever zero, unless a function makes it so
         let last = if self.weights.up.is_some() && self.weights.up_activation.is_some() {
-            compact(self.queue, &self.entries(fired.values, fired.rows()), &ran)?;
+            compact(self.queue, &self.entries(values, fired.rows()), &ran)?;
             ran
         } else {
             fired
         };
-        self.down(last.rows(), last.starts, last.values)
+        self.down(last.rows(), last.starts, self.values_of(&last))
     }
 
     /// `h`, times the up products of its neurons where there are any.

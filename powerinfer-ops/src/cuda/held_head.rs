@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::{Backend, Block, Pinned, grow};
-use super::device::{Shared, TOKENS_AT_ONCE};
+use super::device::Shared;
 use super::held_norm::GpuNorm;
 use super::projection::Projection;
 use super::queue::Address;
@@ -13,6 +13,10 @@ use super::sequence::own;
 use super::steps::{DeviceInput, quantize};
 use crate::fast_device::dense_check::check_head;
 use crate::{DeviceSequence, HeadPart, HeldHead, HeldNorm, OpError, Slot};
+
+/// Tokens whose logits are computed together, which are kept on the device until they have been fetched:
+/// those that share a row that was read, no more than run through other parts together.
+const TOKENS_AT_ONCE: usize = 16;
 
 /// Norm, projection and embeddings, and room for logits.
 #[derive(Debug)]

@@ -33,3 +33,23 @@ pub fn union_of<'a>(
         }
     }
 }
+
+/// Likewise for many tokens: `mask` has for each token 1 in the places of the neurons that it picks.
+///
+/// # Panics
+/// If an id is not below `stride`.
+pub fn union_by_row<'a>(
+    picks: impl Iterator<Item = &'a [u32]> + Clone,
+    union: &mut Vec<u32>,
+    mask: &mut [f32],
+    stride: usize,
+) {
+    union.clear();
+    mask.fill(0.0);
+    for (ids, mask) in picks.zip(mask.chunks_exact_mut(stride.max(1))) {
+        union.extend_from_slice(ids);
+        ids.iter().for_each(|&id| mask[id as usize] = 1.0);
+    }
+    union.sort_unstable();
+    union.dedup();
+}

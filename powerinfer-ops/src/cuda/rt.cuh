@@ -8,9 +8,10 @@
 #include <stdint.h>
 #define SHARED(T, name, N) __shared__ T name[N]
 #define KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)
-// A kernel for blocks of so many threads, among which it must share out the registers.
-#define KERNEL_OF(threads, name, ...) \
-  extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
+// A kernel for blocks of so many threads, so many of which are to fit a multiprocessor at least: its
+// registers are shared out among them.
+#define KERNEL_OF(threads, blocks, name, ...) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 #define BARRIER() __syncthreads()
 // Two f16 numbers, the lower half first.
 static __device__ __forceinline__ float2 f16_pair(uint32_t bits) {
@@ -67,6 +68,28 @@ template <class T> __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
   for (int step = FIRST_STEP; step > 0; step >>= 1) value += __shfl_xor_sync(ALL_LANES, value, step);
   return value;
+}
+
+// Lanes swap halves of `2 * HALF` values, each with that `STEP` away, and add what they keep.
+template <int STEP, int HALF, int N>
+static __device__ __forceinline__ void swap_sums(float (&values)[N]) {
+  const bool upper = threadIdx.x & STEP;
+#pragma unroll
+  for (int i = 0; i < HALF; i++) {
+    const float low = values[i], high = values[i + HALF];
+    values[i] = (upper ? high : low) + __shfl_xor_sync(ALL_LANES, upper ? low : high, STEP);
+  }
+}
+
+// The sums over a warp of `N` values of each lane, in the order of `warp_sum`: lane `l` is left with
+// those of the values from `l * N / WARP` on. It takes as many exchanges as there are values, where
+// `warp_sum` of each takes five times that.
+template <int N> static __device__ __forceinline__ void warp_sums(float (&values)[N]) {
+  swap_sums<16, N / 2>(values);
+  swap_sums<8, N / 4>(values);
+  swap_sums<4, N / 8>(values);
+  swap_sums<2, N / 16>(values);
+  swap_sums<1, N / 32>(values);
 }
 
 // The sum over a block of whole warps, in every thread. `scratch` has a place for each warp; the

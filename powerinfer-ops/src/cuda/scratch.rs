@@ -4,6 +4,7 @@ use super::device::TOKENS_AT_ONCE;
 use super::ffn_steps::ScratchShape;
 use super::queue::Address;
 use super::steps::{Numbers, n_blocks};
+use super::tiled_steps::MANY_QUERIES;
 
 /// What it has to be large enough for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -89,12 +90,15 @@ impl DenseScratch {
     pub(crate) fn carve(base: Address, shape: DenseShape) -> (Self, usize) {
         let DenseShape { input, query, kv, output, part, n_parts } = shape;
         let mut used = 0;
-        let mut take = |bytes: usize| {
+        let mut take_for = |n_tokens: usize, bytes: usize| {
             let address = base.offset(used);
             // as the system aligns an allocation
-            used += (TOKENS_AT_ONCE * bytes).next_multiple_of(256);
+            used += (n_tokens * bytes).next_multiple_of(256);
             address
         };
+        // many tokens need no parts
+        let parts = take_for(MANY_QUERIES - 1, part * n_parts * 4);
+        let mut take = |bytes: usize| take_for(TOKENS_AT_ONCE, bytes);
         let blocks = n_blocks(input);
         let numbers =
             Numbers { numbers: take(blocks * 32), scales: take(blocks * 8), norms: Address::NULL };
@@ -106,7 +110,7 @@ impl DenseScratch {
             values: take(kv * 4),
             attended: take(query * 4),
             output: take(output * 4),
-            parts: take(part * n_parts * 4),
+            parts,
         };
         (scratch, used)
     }

@@ -2,9 +2,10 @@
 //
 // A thread owns the columns of one piece of 16 bytes and walks rows, so that a warp reads 512
 // neighbouring bytes of each. To have enough threads, neurons are cut into parts of a fixed number of
-// neurons, each summed on its own in ascending order; sum_parts adds the parts in order. The cut is by
-// neuron and not by place in the list, so that a neuron that is left out changes no bit: running
-// those that fire gives what running all gives.
+// neurons, each summed on its own in ascending order; sum_parts adds the parts in order, each group of
+// them first, which is what a block of tiled_axpy.cu has added up already. The cut is by neuron and not
+// by place in the list, so that a neuron that is left out changes no bit: running those that fire gives
+// what running all gives.
 #include "format.cuh"
 
 template <class F, int TOKENS>
@@ -29,10 +30,15 @@ static __device__ __forceinline__ void sparse_axpy(const uint8_t *w, size_t stri
     for (int i = 0; i < F::VALUES; i++) sums[t][i] = 0.f;
   const auto add = [&](const typename F::Piece &row, int at) {
     const int place = by_row ? (int)list.row(at) : at;
+    float values[F::VALUES];
+    F::decode(row, values);
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
       const int token = min(first + t, n_tokens - 1);
-      F::axpy(row, __ldg(h + (size_t)token * h_stride + place), sums[t]);
+      const float weight = rounded<F>(__ldg(h + (size_t)token * h_stride + place));
+      const float factor = scaled<F>(weight, F::scale(row));
+#pragma unroll
+      for (int i = 0; i < F::VALUES; i++) sums[t][i] = fmaf(factor, values[i], sums[t][i]);
     }
   };
   for (; k + AHEAD <= end; k += AHEAD) {
@@ -67,12 +73,17 @@ FOR_FORMATS(DEFINE)
 #undef DEFINE
 #undef DEFINE_TOKENS
 
-// out[i] = add[i] + the sum over parts of parts[part, i]
-KERNEL(sum_parts, const float *parts, int n_parts, int n, const float *add, float *out) {
+// out[i] = add[i] + the sum over parts of parts[part, i], each `group` of them added up on its own
+KERNEL(sum_parts, const float *parts, int n_parts, int group, int n, const float *add, float *out) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (!WITHIN(i, n)) return;
   float sum = 0.f;
+  for (int first = 0; first < n_parts; first += group) {
+    float of_group = 0.f;
+    const int end = min(first + group, n_parts);
 #pragma unroll 8
-  for (int part = 0; part < n_parts; part++) sum += __ldg(parts + (size_t)part * n + i);
+    for (int part = first; part < end; part++) of_group += __ldg(parts + (size_t)part * n + i);
+    sum += of_group;
+  }
   out[i] = add ? sum + add[i] : sum;
 }

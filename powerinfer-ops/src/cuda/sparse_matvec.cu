@@ -4,21 +4,7 @@
 // under way before the first is used, because what bounds this is memory and not arithmetic. The list
 // of rows and its length lie on the device: the grid is as large as keeps the device busy, and
 // warps walk the list.
-#include "format.cuh"
-
-// What becomes of a product.
-struct Finish {
-  const float *bias;    // [n_rows], or null
-  const float *factor;  // [n_tokens, stride], or null; where it is 0 so is the result
-  int act;
-  float threshold;
-  __device__ __forceinline__ float operator()(float product, uint32_t row, size_t at) const {
-    const float value = activate(act, threshold, bias ? product + bias[row] : product);
-    if (!factor) return value;
-    const float f = factor[at];
-    return f == 0.f ? 0.f : f * value;
-  }
-};
+#include "finish.cuh"
 
 template <class F, int TOKENS>
 static __device__ __forceinline__ void sparse_matvec(const uint8_t *w, size_t stride, int n_pieces,

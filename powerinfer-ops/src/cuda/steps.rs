@@ -5,6 +5,7 @@
 
 use super::queue::{Address, Arg, Launch, Queue};
 use super::row_layout::{BLOCK, RowLayout};
+use super::tiled_steps::{self, MANY_TOKENS, PRODUCT_THREADS, product_grid, sum_grid};
 use crate::Activation;
 
 /// Threads of a block of the kernels that give a warp a row.
@@ -16,9 +17,8 @@ const MANY_BLOCKS: usize = 2112;
 /// Threads of a block that adds up rows, a piece of sixteen bytes each.
 const AXPY_THREADS: u32 = 128;
 const SUM_THREADS: u32 = 256;
-const COMPACT_THREADS: u32 = 1024;
 const QUANTIZE_THREADS: u32 = 256;
-/// Tokens that share a row that was read, where there are several.
+/// Tokens that share a row that was read, where there are several but not many.
 const TOKEN_TILE: usize = 4;
 
 /// Rows of weights on the device.
@@ -145,15 +145,22 @@ pub fn matvec<Q: Queue>(
     if weights.n_rows == 0 {
         return Ok(());
     }
-    let tile = token_tile(x.n_tokens);
     let (ids, count) = rows.addresses();
     let (act, threshold) = finish.then.code();
-    let layout = &weights.layout;
+    let (layout, format) = (&weights.layout, weights.layout.format.name());
+    let (file, kernel, grid, threads) = if x.n_tokens >= MANY_TOKENS {
+        let grid = product_grid(layout, weights.n_rows, x.n_tokens);
+        ("tiled_matvec", format!("tiled_matvec_{format}"), grid, PRODUCT_THREADS)
+    } else {
+        let tile = token_tile(x.n_tokens);
+        let grid = [row_blocks(weights.n_rows), x.n_tokens.div_ceil(tile) as u32, 1];
+        ("sparse_matvec", format!("sparse_matvec_{format}_{tile}"), grid, ROW_THREADS)
+    };
     queue.launch(&Launch {
-        file: "sparse_matvec",
-        kernel: &format!("sparse_matvec_{}_{tile}", layout.format.name()),
-        grid: [row_blocks(weights.n_rows), x.n_tokens.div_ceil(tile) as u32, 1],
-        threads: ROW_THREADS,
+        file,
+        kernel: &kernel,
+        grid,
+        threads,
         args: &[
             weights.address.into(),
             Arg::Size(layout.stride as u64),
@@ -190,6 +197,8 @@ pub struct Parts {
 impl Parts {
     /// Parts that neurons are cut into at most.
     pub const MOST: usize = 64;
+    /// Parts whose sums are added up before others are.
+    pub const GROUP: usize = 8;
 
     /// The parts of some neurons: a cut that depends on nothing else.
     #[must_use]
@@ -198,10 +207,25 @@ impl Parts {
         Self { len, n: n_neurons.div_ceil(len) }
     }
 
-    /// Bytes of the sums of all parts.
+    /// Groups of parts.
+    #[must_use]
+    pub fn n_groups(&self) -> usize {
+        self.n.div_ceil(Self::GROUP)
+    }
+
+    /// Bytes of the sums of all parts, of their groups where there are many tokens.
     #[must_use]
     pub fn sums_bytes(&self, n_tokens: usize, n_columns: usize) -> usize {
-        self.n * n_tokens * n_columns * size_of::<f32>()
+        let n = if n_tokens >= MANY_TOKENS { self.n_groups() } else { self.n };
+        n * n_tokens * n_columns * size_of::<f32>()
+    }
+
+    /// The most that this is for any neurons and up to so many tokens.
+    #[must_use]
+    pub fn sums_bytes_at_most(n_tokens: usize, n_columns: usize) -> usize {
+        let most = Self { len: 1, n: Self::MOST };
+        let few = n_tokens.min(MANY_TOKENS - 1);
+        most.sums_bytes(few, n_columns).max(most.sums_bytes(n_tokens, n_columns))
     }
 }
 
@@ -210,7 +234,7 @@ impl Parts {
 pub struct Addends {
     /// The list, or all.
     pub rows: Rows,
-    /// Where each part begins in the list: what [`compact`] wrote. Null for all rows.
+    /// Where each part begins in the list: what [`compact`](super::list_steps::compact) wrote. Null for all rows.
     pub starts: Address,
     /// What the rows are multiplied with.
     pub scales: Values,
@@ -234,6 +258,10 @@ pub fn axpy<Q: Queue>(
     let n_values = addends.n_tokens * layout.n_columns;
     if n_values == 0 {
         return Ok(());
+    }
+    if addends.n_tokens >= MANY_TOKENS {
+        sum_tiles(queue, weights, addends, sums)?;
+        return sum_parts(queue, [sums, add, out], [parts.n_groups(), 1, n_values]);
     }
     let tile = token_tile(addends.n_tokens);
     let (ids, _) = addends.rows.addresses();
@@ -261,78 +289,58 @@ pub fn axpy<Q: Queue>(
             ],
         })?;
     }
+    sum_parts(queue, [sums, add, out], [parts.n, Parts::GROUP, n_values])
+}
+
+/// The sums of groups of parts, for many tokens.
+fn sum_tiles<Q: Queue>(
+    queue: &Q,
+    weights: &DeviceRows,
+    addends: &Addends,
+    sums: Address,
+) -> Result<(), Q::Error> {
+    let (layout, parts) = (&weights.layout, Parts::of(weights.n_rows));
+    if parts.n == 0 {
+        return Ok(());
+    }
+    let (ids, _) = addends.rows.addresses();
+    queue.launch(&Launch {
+        file: "tiled_axpy",
+        kernel: &format!("tiled_axpy_{}", layout.format.name()),
+        grid: sum_grid(layout, parts, addends.n_tokens),
+        threads: tiled_steps::SUM_THREADS,
+        args: &[
+            weights.address.into(),
+            Arg::Size(layout.stride as u64),
+            layout.n_pieces.into(),
+            ids.into(),
+            weights.n_rows.into(),
+            addends.starts.into(),
+            parts.len.into(),
+            parts.n.into(),
+            Parts::GROUP.into(),
+            addends.scales.address.into(),
+            addends.scales.stride.into(),
+            Arg::Int(i32::from(addends.scales.by_row)),
+            addends.n_tokens.into(),
+            layout.n_columns.into(),
+            sums.into(),
+        ],
+    })
+}
+
+/// `out`: the sums of parts, each group of them added up on its own, and of `add` if that is not null.
+fn sum_parts<Q: Queue>(
+    queue: &Q,
+    [sums, add, out]: [Address; 3],
+    [n_parts, group, n_values]: [usize; 3],
+) -> Result<(), Q::Error> {
     queue.launch(&Launch {
         file: "sparse_axpy",
         kernel: "sum_parts",
         grid: [n_values.div_ceil(SUM_THREADS as usize) as u32, 1, 1],
         threads: SUM_THREADS,
-        args: &[sums.into(), parts.n.into(), n_values.into(), add.into(), out.into()],
-    })
-}
-
-/// What is made into a list.
-#[derive(Debug, Clone, Copy)]
-pub struct Entries {
-    /// `[n_tokens, stride]` f32.
-    pub values: Address,
-    /// Places of a token.
-    pub stride: usize,
-    /// Tokens; at least one.
-    pub n_tokens: usize,
-    /// The neurons that the entries belong to.
-    pub rows: Rows,
-    /// All neurons.
-    pub n_neurons: usize,
-}
-
-/// A list on the device.
-#[derive(Debug, Clone, Copy)]
-pub struct List {
-    /// u32 ids, a place for each neuron.
-    pub ids: Address,
-    /// `[n_tokens, stride]` f32 with the stride of what it was made of: the values of its neurons;
-    /// or null.
-    pub values: Address,
-    /// Two u32: its length, and how many values its neurons have, summed over tokens.
-    pub counts: Address,
-    /// u32, one more than there are [`Parts`].
-    pub starts: Address,
-}
-
-impl List {
-    /// The rows that it lists.
-    #[must_use]
-    pub fn rows(&self) -> Rows {
-        Rows::Listed { ids: self.ids, count: self.counts }
-    }
-}
-
-/// Lists the entries with a value for any token, ascending.
-///
-/// # Errors
-/// The queue's.
-pub fn compact<Q: Queue>(queue: &Q, entries: &Entries, list: &List) -> Result<(), Q::Error> {
-    let (ids, count) = entries.rows.addresses();
-    let parts = Parts::of(entries.n_neurons);
-    queue.launch(&Launch {
-        file: "compact",
-        kernel: "compact",
-        grid: [1, 1, 1],
-        threads: COMPACT_THREADS,
-        args: &[
-            entries.values.into(),
-            entries.stride.into(),
-            entries.n_tokens.into(),
-            ids.into(),
-            count.into(),
-            entries.n_neurons.into(),
-            list.ids.into(),
-            list.values.into(),
-            list.counts.into(),
-            list.starts.into(),
-            parts.len.into(),
-            parts.n.into(),
-        ],
+        args: &[sums.into(), n_parts.into(), group.into(), n_values.into(), add.into(), out.into()],
     })
 }
 
@@ -359,7 +367,8 @@ pub fn quantize<Q: Queue>(queue: &Q, x: &DeviceInput, norms: Address) -> Result<
 }
 
 impl Rows {
-    fn addresses(self) -> (Address, Address) {
+    /// Ids and their count, or null.
+    pub(super) fn addresses(self) -> (Address, Address) {
         match self {
             Self::All => (Address::NULL, Address::NULL),
             Self::Listed { ids, count } => (ids, count),

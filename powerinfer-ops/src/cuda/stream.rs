@@ -21,7 +21,7 @@ use super::backend::{Backend, Block, Pinned};
 use super::queue::{Address, Arg, Launch, Queue};
 
 /// The compiled kernels: file and PTX.
-const PTX: [(&str, &str); 10] = [
+const PTX: [(&str, &str); 12] = [
     ("attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx"))),
     ("compact", include_str!(concat!(env!("OUT_DIR"), "/compact.ptx"))),
     ("gate_estimate", include_str!(concat!(env!("OUT_DIR"), "/gate_estimate.ptx"))),
@@ -31,6 +31,8 @@ const PTX: [(&str, &str); 10] = [
     ("rotary", include_str!(concat!(env!("OUT_DIR"), "/rotary.ptx"))),
     ("sparse_axpy", include_str!(concat!(env!("OUT_DIR"), "/sparse_axpy.ptx"))),
     ("sparse_matvec", include_str!(concat!(env!("OUT_DIR"), "/sparse_matvec.ptx"))),
+    ("tiled_axpy", include_str!(concat!(env!("OUT_DIR"), "/tiled_axpy.ptx"))),
+    ("tiled_matvec", include_str!(concat!(env!("OUT_DIR"), "/tiled_matvec.ptx"))),
     ("token_norms", include_str!(concat!(env!("OUT_DIR"), "/token_norms.ptx"))),
 ];
 

@@ -47,6 +47,12 @@ fn networks_are_the_cpu_s() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn many_tokens_are_the_cpu_s() {
+    cases::many_tokens_are_the_cpu_s(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn parts_of_a_network_on_both_sides_add_up_to_the_whole() {
     cases::parts_add_up_to_the_whole(gpu().as_ref(), SIZE);
 }
@@ -87,7 +93,7 @@ fn what_does_not_fit_is_refused() {
 fn passes_are_the_cpu_s_in_every_kind_of_model() {
     let device = gpu();
     for kind in dense_cases::kinds() {
-        dense_cases::passes_are_the_cpu_s(device.as_ref(), kind, &[300, 1, 3, 20]);
+        dense_cases::passes_are_the_cpu_s(device.as_ref(), kind, &[300, 1, 3, 40]);
     }
 }
 

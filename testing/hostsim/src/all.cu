@@ -8,4 +8,6 @@
 #include "rotary.cu"
 #include "sparse_axpy.cu"
 #include "sparse_matvec.cu"
+#include "tiled_axpy.cu"
+#include "tiled_matvec.cu"
 #include "token_norms.cu"

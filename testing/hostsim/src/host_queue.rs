@@ -57,6 +57,7 @@ mutants! {
     AxpyPart = hostsim_sparse_axpy_wrong_part, "A part begins where the one before does.";
     CompactBarrier = hostsim_compact_missing_barrier, "Votes are counted before they are cast.";
     CompactGuard = hostsim_compact_missing_guard, "Entries beyond the last count.";
+    CompactTally = hostsim_compact_wrong_tally, "An eighth of the tokens does not count.";
     QuantizeBarrier = hostsim_quantize_missing_barrier, "A sum is read before it is written.";
     QuantizeReduction = hostsim_quantize_short_reduction, "Half of a block decides its scale.";
     EstimateOrder = hostsim_gate_estimate_wrong_order, "Adds blocks in another order than the CPU.";
@@ -66,6 +67,13 @@ mutants! {
     RotaryGuard = hostsim_rotary_missing_guard, "Turns what lies behind the last head.";
     AttentionBarrier = hostsim_attention_missing_barrier, "Scores are read before they are written.";
     AttentionReduction = hostsim_attention_short_reduction, "Half of a head is multiplied.";
+    AttentionFuture = hostsim_attention_future_seen, "Tokens see those that run beside them.";
+    TiledMatvecBarrier = hostsim_tiled_matvec_missing_barrier, "Multiplies what is not there yet.";
+    TiledMatvecGuard = hostsim_tiled_matvec_missing_guard, "Writes past the last row of a list.";
+    TiledMatvecOrder = hostsim_tiled_matvec_wrong_order, "Adds in another order than for one token.";
+    TiledAxpyBarrier = hostsim_tiled_axpy_missing_barrier, "Adds what is not there yet.";
+    TiledAxpyGuard = hostsim_tiled_axpy_missing_guard, "Writes past the last column.";
+    TiledAxpyGroup = hostsim_tiled_axpy_wrong_group, "A part is added to two groups.";
 }
 
 /// Why a kernel did not end as it should.

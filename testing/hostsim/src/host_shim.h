@@ -306,4 +306,4 @@ struct HostKernelEntry {
   static void name(__VA_ARGS__);                       \
   static const HostKernelEntry name##_entry(#name, name); \
   static void name(__VA_ARGS__)
-#define KERNEL_OF(threads, name, ...) KERNEL(name, __VA_ARGS__)
+#define KERNEL_OF(threads, blocks, name, ...) KERNEL(name, __VA_ARGS__)

@@ -38,6 +38,8 @@ pub mod dense_steps;
 pub mod estimate_steps;
 #[path = "../../../powerinfer-ops/src/cuda/ffn_steps.rs"]
 pub mod ffn_steps;
+#[path = "../../../powerinfer-ops/src/cuda/list_steps.rs"]
+pub mod list_steps;
 #[path = "../../../powerinfer-ops/src/cuda/mlp_steps.rs"]
 pub mod mlp_steps;
 #[path = "../../../powerinfer-ops/src/cuda/picks.rs"]
@@ -48,6 +50,8 @@ pub mod queue;
 pub mod row_layout;
 #[path = "../../../powerinfer-ops/src/cuda/steps.rs"]
 pub mod steps;
+#[path = "../../../powerinfer-ops/src/cuda/tiled_steps.rs"]
+pub mod tiled_steps;
 
 #[path = "../../../powerinfer-ops/src/cuda/backend.rs"]
 mod backend;

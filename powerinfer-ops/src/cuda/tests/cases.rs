@@ -97,6 +97,39 @@ pub(crate) fn networks_are_the_cpu_s(device: &dyn FastDevice, [n, d]: Size) {
     }
 }
 
+/// More tokens than run together: the CPU's outputs, whatever picks the neurons, and those of each token
+/// alone to the bit.
+pub(crate) fn many_tokens_are_the_cpu_s(device: &dyn FastDevice, [n, d]: Size) {
+    let n_tokens = 131;
+    for (at, format) in RowLayout::FORMATS.into_iter().enumerate() {
+        let weights = network(format, [n, d], at != 1, at % 2 == 0);
+        let held = hold_all(device, &weights);
+        // in whole numbers rows are weighted by activations of 13 bits, one of which may fall to the
+        // other side
+        let bound = |y: &[f32]| bound(y) * if format.block_len() == 1 { 1.0 } else { 10.0 };
+        let x = Seeded::new(6).normal(n_tokens * d);
+        let (expected, counts) = on_cpu(&weights, Neurons::Firing, &x);
+        let (firing, found) = on_device(held.as_ref(), HeldNeurons::Firing, &x);
+        assert_close(&firing, &expected, bound(&expected), format!("{format}"));
+        assert_eq!((found.fired, found.ran), (counts.fired, counts.ran), "{format}");
+        let (all, _) = on_device(held.as_ref(), HeldNeurons::All, &x);
+        assert_same_bits(&firing, &all, format!("{format}: all neurons"));
+        for t in [0, 60, 127, 128, 130] {
+            let (alone, _) = on_device(held.as_ref(), HeldNeurons::Firing, &x[t * d..][..d]);
+            assert_same_bits(&alone, &firing[t * d..][..d], format!("{format}: token {t} alone"));
+        }
+        let everything = vec![NeuronIds::all(n); n_tokens];
+        for picks in [vec![NeuronIds::new(); n_tokens], picks(n_tokens, n), everything] {
+            let what = format!("{format}, {} picks of the last token", picks[130].len());
+            let (expected, counts) = on_cpu(&weights, Neurons::FiringOf(&picks), &x);
+            let (some, found) = on_device(held.as_ref(), HeldNeurons::FiringOf(&picks), &x);
+            assert_close(&some, &expected, bound(&expected), &what);
+            let counted = |counts: FfnCounts| [counts.picked, counts.fired, counts.ran];
+            assert_eq!(counted(found), counted(counts), "{what}");
+        }
+    }
+}
+
 /// The hot part on the device and the cold part on the CPU.
 pub(crate) fn parts_add_up_to_the_whole(device: &dyn FastDevice, [n, d]: Size) {
     let weights = network(WeightFormat::F16, [n, d], true, false);

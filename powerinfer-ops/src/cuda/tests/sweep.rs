@@ -16,6 +16,8 @@ use crate::{NeuronMatrix, WeightFormat};
 
 const SHAPES: [[usize; 2]; 2] = [[11_008, 4096], [28_672, 8192]];
 const FORMATS: [WeightFormat; 3] = [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_0];
+/// Tokens of the products of many, below and above where they begin to be made in tiles.
+const MANY: [usize; 4] = [8, 9, 16, 128];
 const DENSITIES: [f32; 7] = [0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0];
 /// More than the largest cache twice over.
 const ROTATED_BYTES: usize = 256 << 20;
@@ -87,10 +89,11 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(stream: &Stream, [n, d]: [usize; 2]) -> Result<Self> {
-        let blocks = n_blocks(d);
-        let sizes =
-            [d * 4, blocks * 32, blocks * 8, 256, n * 4, Parts::of(n).sums_bytes(1, d), d * 4];
+    fn new(stream: &Stream, [n, d]: [usize; 2], n_tokens: usize) -> Result<Self> {
+        let blocks = n_tokens * n_blocks(d);
+        let (of_d, of_n) = (n_tokens * d * 4, n_tokens * n * 4);
+        let sums = Parts::of(n).sums_bytes(n_tokens, d);
+        let sizes = [of_d, blocks * 32, blocks * 8, 256, of_n, sums, of_d];
         let aligned = sizes.map(|bytes| bytes.next_multiple_of(256));
         let memory = stream.block(aligned.iter().sum())?;
         let mut at = memory.address();
@@ -99,10 +102,10 @@ impl Scratch {
             (*place, at) = (at, at.offset(bytes));
         }
         let [values, numbers, scales, norms, h, sums, y] = places;
-        stream.upload(bytemuck::cast_slice(&Seeded::new(1).normal(d)), values)?;
-        stream.upload(bytemuck::cast_slice(&Seeded::new(2).normal(n)), h)?;
+        stream.upload(bytemuck::cast_slice(&Seeded::new(1).normal(n_tokens * d)), values)?;
+        stream.upload(bytemuck::cast_slice(&Seeded::new(2).normal(n_tokens * n)), h)?;
         let numbers = Numbers { numbers, scales, norms };
-        let x = DeviceInput { values, numbers, n_columns: d, n_tokens: 1 };
+        let x = DeviceInput { values, numbers, n_columns: d, n_tokens };
         quantize(stream, &x, Address::NULL)?;
         Ok(Self { memory, x, h, sums, y })
     }
@@ -126,11 +129,16 @@ fn matrices(
     (0..copies).map(|_| DeviceMatrix::of_rows(stream, &whole, None)).collect()
 }
 
-fn dense_seconds(device: &Device, stream: &Stream, [n, d]: [usize; 2]) -> Result<f64> {
+fn dense_seconds(
+    device: &Device,
+    stream: &Stream,
+    [n, d]: [usize; 2],
+    n_tokens: usize,
+) -> Result<f64> {
     let copies = ROTATED_BYTES.div_ceil(2 * n * d).max(2);
     let w: Vec<Tensor> =
         (0..copies).map(|_| Tensor::ones((n, d), DType::F16, device)).collect::<Result<_>>()?;
-    let x = Tensor::ones((1, d), DType::F16, device)?;
+    let x = Tensor::ones((n_tokens, d), DType::F16, device)?;
     time(stream, |at| x.matmul(&w[at % copies].t()?).map(|_| ()))
 }
 
@@ -146,11 +154,11 @@ fn sweep() -> Result<()> {
     for shape in SHAPES {
         let [n, d] = shape;
         // where cuBLAS is missing `device.sh` goes on without it
-        let dense = dense_seconds(&device, &stream, shape);
+        let dense = dense_seconds(&device, &stream, shape, 1);
         let dense = dense.inspect_err(|error| eprintln!("no dense product: {error}")).ok();
         let seconds = json(dense, |seconds| format!("{seconds:.4e}"));
         println!("{{\"n\":{n},\"d\":{d},\"op\":\"cublas f16\",\"seconds\":{seconds}}}");
-        let scratch = Scratch::new(&stream, shape)?;
+        let scratch = Scratch::new(&stream, shape, 1)?;
         for format in FORMATS {
             let weights = matrices(&stream, format, shape)?;
             for density in DENSITIES {
@@ -185,9 +193,44 @@ fn sweep() -> Result<()> {
     Ok(())
 }
 
+/// All rows with many tokens, beside cuBLAS, which multiplies f16 on tensor cores.
+fn many() -> Result<()> {
+    let device = Device::new_cuda_with_stream(0)?;
+    let stream = Stream::of(device.as_cuda_device()?);
+    let [n, d] = SHAPES[0];
+    for format in FORMATS {
+        let weights = matrices(&stream, format, [n, d])?;
+        for n_tokens in MANY {
+            let dense = dense_seconds(&device, &stream, [n, d], n_tokens).ok();
+            let dense = json(dense, |seconds| format!("{seconds:.4e}"));
+            let scratch = Scratch::new(&stream, [n, d], n_tokens)?;
+            let h = Values { address: scratch.h, stride: n, by_row: false };
+            let rows = |at: usize| weights[at % weights.len()].rows();
+            let products = time(&stream, |at| {
+                matvec(&stream, &rows(at), Rows::All, &scratch.x, Finish::NOTHING, h)
+            })?;
+            let addends = Addends { rows: Rows::All, starts: Address::NULL, scales: h, n_tokens };
+            let sums = time(&stream, |at| {
+                axpy(&stream, &rows(at), &addends, scratch.sums, [Address::NULL, scratch.y])
+            })?;
+            for (op, seconds) in [("sparse_matvec", products), ("sparse_axpy", sums)] {
+                let flops = (2 * n * d * n_tokens) as f64 / seconds;
+                println!(
+                    "{{\"n\":{n},\"d\":{d},\"op\":\"{op}\",\"format\":\"{format}\",\
+                     \"tokens\":{n_tokens},\"seconds\":{seconds:.4e},\"flops\":{flops:.4e},\
+                     \"cublas_f16_seconds\":{dense}}}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The sweep of `device.sh`.
 #[test]
 #[ignore = "measures a GPU"]
 fn operators_over_density_shape_and_format() {
+    // first what is short: a time limit ends the rest
+    many().unwrap();
     sweep().unwrap();
 }

@@ -8,7 +8,7 @@ use powerinfer_models::{LoadOptions, PredictorOptions, PredictorSource, load};
 use powerinfer_ops::attention::KvDtype;
 use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds, StandIn, StandInOptions};
 use testing::tolerance::max_distance;
-use testing::{Fixture, Seeded};
+use testing::{Fixture, Seeded, assert_same_bits};
 
 /// How far logits may lie from those of the CPU alone.
 const BOUND: f64 = 1e-4;
@@ -149,4 +149,39 @@ fn trained_predictors_run_where_their_neurons_lie() {
         }
     }
     assert!(n_runs > 20, "only {n_runs} runs");
+}
+
+/// A prompt that is longer than what runs together, whole and cut in several ways.
+#[test]
+fn a_long_prompt_gives_the_same_bits_however_it_is_cut() {
+    const LENGTH: usize = 300;
+    let fixture = Fixture::micro("llama-rope-llama3-long");
+    let whole = load_as(&fixture, &options(false));
+    let info = whole.info();
+    let mut random = Seeded::new(7);
+    let prompt: Vec<u32> =
+        (0..LENGTH).map(|_| u32::try_from(random.below(info.vocab_size)).unwrap()).collect();
+    let logits = |model: &dyn CausalLm, cuts: &[usize]| {
+        let (mut cache, mut step, mut left) = (model.new_cache(), Step::default(), &prompt[..]);
+        for &cut in cuts {
+            let (piece, rest) = left.split_at(cut);
+            model.forward(piece, &mut cache, &mut step).unwrap();
+            left = rest;
+        }
+        assert!(left.is_empty());
+        step.logits
+    };
+    let expected = logits(&*whole, &[LENGTH]);
+    let [_, mixed, everything] = placements(info);
+    for ((name, placement), cuts) in
+        [(mixed, &[129, 171][..]), (everything, &[9, 1, 8, 31, 32, 128, 90, 1])]
+    {
+        let device = Arc::new(SimDevice::new(1 << 30, 2));
+        let options = options(false).with_placement(placement);
+        let split = load_as(&fixture, &options.with_fast_device(device));
+        let found = logits(&*split, &[LENGTH]);
+        let distance = max_distance(&found, &expected);
+        assert!(distance <= BOUND, "{name} there: {distance}");
+        assert_same_bits(&logits(&*split, cuts), &found, format!("{name} there, {cuts:?}"));
+    }
 }

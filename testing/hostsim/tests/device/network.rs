@@ -24,6 +24,11 @@ fn networks_are_the_cpu_s() {
 }
 
 #[test]
+fn many_tokens_are_the_cpu_s() {
+    check(2, |device| cases::many_tokens_are_the_cpu_s(device, [75, 96]));
+}
+
+#[test]
 fn parts_of_a_network_on_both_sides_add_up_to_the_whole() {
     for order in ORDERS {
         check(order, |device| cases::parts_add_up_to_the_whole(device, SIZE));

@@ -39,6 +39,25 @@ impl Case {
         Self { n_heads: 4, n_kv_heads: 2, d_head: 40, n_positions, n_tokens, window, alibi, half }
     }
 
+    /// Every kind of layer.
+    pub(crate) fn kinds(n_positions: usize, n_tokens: usize) -> [Self; 6] {
+        let plain = Self::plain(n_positions, n_tokens);
+        [
+            plain,
+            Self { half: true, d_head: 64, ..plain },
+            Self { window: Some(3), alibi: true, ..plain },
+            Self { window: Some(260), n_heads: 2, ..plain },
+            Self { alibi: true, n_heads: 6, n_kv_heads: 1, d_head: 7, ..plain },
+            Self { d_head: 160, n_heads: 2, n_kv_heads: 1, half: true, ..plain },
+        ]
+    }
+
+    /// One of its tokens without the others.
+    pub(crate) fn alone(&self, token: usize) -> Self {
+        let n_positions = self.n_positions - self.n_tokens + token + 1;
+        Self { n_positions, n_tokens: 1, ..*self }
+    }
+
     fn queries(&self) -> Vec<f32> {
         let width = self.n_heads * self.d_head;
         let all = Seeded::new(1).normal(self.n_positions * width);
@@ -139,16 +158,7 @@ impl Case {
 #[test]
 fn attention_is_the_cpu_s_over_lengths_heads_windows_and_slopes() {
     for (n_positions, n_tokens) in [(1, 1), (2, 2), (256, 1), (257, 1), (300, 5), (1030, 2)] {
-        let plain = Case::plain(n_positions, n_tokens);
-        let cases = [
-            plain,
-            Case { half: true, d_head: 64, ..plain },
-            Case { window: Some(3), alibi: true, ..plain },
-            Case { window: Some(260), n_heads: 2, ..plain },
-            Case { alibi: true, n_heads: 6, n_kv_heads: 1, d_head: 7, ..plain },
-            Case { d_head: 160, n_heads: 2, n_kv_heads: 1, half: true, ..plain },
-        ];
-        for case in cases {
+        for case in Case::kinds(n_positions, n_tokens) {
             // long ones take long
             let orders = if n_positions > 300 { &ORDERS[2..3] } else { &ORDERS[..] };
             for &order in orders {

@@ -3,9 +3,10 @@
 use candle_core::{Device, Tensor};
 use hostsim::estimate_steps::DeviceEstimate;
 use hostsim::ffn_steps::{DeviceFfn, FfnScratch, ScratchShape, Wanted, ffn};
-use hostsim::picks::{norm, union_of};
+use hostsim::picks::{norm, union_by_row, union_of};
 use hostsim::queue::Address;
 use hostsim::row_layout::{LowBitLayout, RowLayout};
+use hostsim::tiled_steps::MANY_TOKENS;
 use hostsim::{HostBuffer, HostQueue};
 use powerinfer_ops::{
     Activation, FfnCounts, FfnWeights, GateEstimate, LowBitFormat, NeuronIds, Neurons,
@@ -98,7 +99,12 @@ impl Network {
         memory.write(scratch.numbers.norms, &bytes(&norms));
         if let Some(picks) = picks {
             let (mut union, mut mask) = (Vec::new(), vec![0.0; n_tokens * n]);
-            union_of(picks.iter().map(NeuronIds::as_slice), &mut union, &mut mask, n);
+            let lists = picks.iter().map(NeuronIds::as_slice);
+            if n_tokens >= MANY_TOKENS {
+                union_by_row(lists, &mut union, &mut mask, n);
+            } else {
+                union_of(lists, &mut union, &mut mask, n);
+            }
             let count = u32::try_from(union.len()).unwrap().to_le_bytes();
             memory.write(scratch.picked.counts, &count);
             let ids: Vec<u8> = union.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -162,7 +168,7 @@ fn check(kind: Kind, format: WeightFormat, n_tokens: usize, order: u64) {
 fn networks_are_the_cpu_s_in_every_kind_and_format() {
     for (at, kind) in KINDS.into_iter().enumerate() {
         for format in RowLayout::FORMATS {
-            for n_tokens in [1, 3] {
+            for n_tokens in [1, 3, MANY_TOKENS + at] {
                 check(kind, format, n_tokens, [0, 1, 2][at % 3]);
             }
         }
@@ -173,12 +179,15 @@ fn networks_are_the_cpu_s_in_every_kind_and_format() {
 fn tokens_have_the_same_bits_alone_and_among_others() {
     for format in RowLayout::FORMATS {
         let network = Network::random(KINDS[0], format, [150, 96], 4);
-        let x = Seeded::new(5).normal(5 * 96);
         let queue = HostQueue::new(0);
-        let (together, _) = network.run(&queue, Wanted::Firing, &x, None);
-        for (t, x) in x.chunks(96).enumerate() {
-            let (alone, _) = network.run(&queue, Wanted::Firing, x, None);
-            assert_same_bits(&alone, &together[t * 96..][..96], format!("{format}, token {t}"));
+        for n_tokens in [5, 19] {
+            let x = Seeded::new(5).normal(n_tokens * 96);
+            let (together, _) = network.run(&queue, Wanted::Firing, &x, None);
+            for (t, x) in x.chunks(96).enumerate().step_by(3) {
+                let (alone, _) = network.run(&queue, Wanted::Firing, x, None);
+                let what = format!("{format}, token {t} of {n_tokens}");
+                assert_same_bits(&alone, &together[t * 96..][..96], what);
+            }
         }
     }
 }
@@ -204,7 +213,7 @@ fn a_low_bit_copy_picks_on_the_device_what_it_picks_on_the_cpu() {
             cuts: cuts.address(),
             deviations: deviations.address(),
         };
-        for n_tokens in [1, 3] {
+        for n_tokens in [1, 3, 17] {
             let x = Seeded::new(8).normal(n_tokens * 96);
             let (expected, counts) = network.on_cpu(Neurons::Estimated(&estimate, 0.2), &x);
             let wanted = Wanted::Estimated(&on_device, 0.2);

@@ -1,6 +1,7 @@
 //! From activations to lists: `compact.cu`.
 
-use hostsim::steps::{Entries, List, Parts, Rows, compact};
+use hostsim::list_steps::{Entries, List, compact};
+use hostsim::steps::{Parts, Rows};
 use hostsim::{HostBuffer, HostQueue};
 use testing::{Seeded, assert_same_bits};
 
@@ -10,19 +11,23 @@ use crate::device::{Ids, ORDERS};
 pub(crate) struct Listed {
     pub(crate) ids: HostBuffer,
     pub(crate) values: HostBuffer,
+    tallies: HostBuffer,
     pub(crate) counts: HostBuffer,
     pub(crate) starts: HostBuffer,
 }
 
 impl Listed {
     pub(crate) fn list(&self) -> List {
-        let [ids, values, counts, starts] =
-            [&self.ids, &self.values, &self.counts, &self.starts].map(HostBuffer::address);
-        List { ids, values, counts, starts }
+        let [ids, values, tallies, counts, starts] = self.buffers().map(HostBuffer::address);
+        List { ids, values, tallies, counts, starts }
+    }
+
+    fn buffers(&self) -> [&HostBuffer; 5] {
+        [&self.ids, &self.values, &self.tallies, &self.counts, &self.starts]
     }
 
     fn is_overrun(&self) -> bool {
-        [&self.ids, &self.values, &self.counts, &self.starts].iter().any(|b| b.is_overrun())
+        self.buffers().into_iter().any(HostBuffer::is_overrun)
     }
 }
 
@@ -41,10 +46,12 @@ pub(crate) fn compacted(
     let listed = Listed {
         ids: HostBuffer::new(stride * 4),
         values: HostBuffer::new(values.len() * 4),
+        tallies: HostBuffer::new(stride * 4),
         counts: HostBuffer::new(8),
         starts: HostBuffer::new((Parts::of(n_neurons).n + 1) * 4),
     };
-    let entries = Entries { values: buffer.address(), stride, n_tokens, rows, n_neurons };
+    let (values, by_row) = (buffer.address(), false);
+    let entries = Entries { values, stride, n_tokens, rows, by_row, n_neurons };
     compact(queue, &entries, &listed.list()).map_err(|error| error.to_string())?;
     if listed.is_overrun() {
         return Err("written beyond a buffer".to_owned());

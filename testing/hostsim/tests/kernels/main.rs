@@ -7,6 +7,7 @@ mod device;
 mod estimate;
 mod ffn;
 mod list;
+mod many;
 mod mlp;
 mod mutant;
 mod norm;

@@ -7,7 +7,7 @@ use hostsim::{HostQueue, Mutant};
 use powerinfer_ops::{LowBitFormat, WeightFormat};
 
 use crate::device::{ORDERS, Tokens, Weights};
-use crate::{attention, estimate, list, mlp, norm, product, stream, sum};
+use crate::{attention, estimate, list, many, mlp, norm, product, stream, sum};
 
 /// What the check of a mutant's kernel says with these kernels.
 fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), String> {
@@ -32,6 +32,9 @@ fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), 
         Mutant::CompactBarrier | Mutant::CompactGuard => {
             list::check(queue, (&list::values(2, 1000, 0.3, 4), 2, 1000), None)
         }
+        Mutant::CompactTally => {
+            list::check(queue, (&list::values(17, 100, 0.05, 4), 17, 100), None)
+        }
         Mutant::QuantizeBarrier | Mutant::QuantizeReduction => {
             let x = Tokens::random(1, 300, 6);
             let right = product::quantized(&HostQueue::new(0), &x)?;
@@ -48,6 +51,13 @@ fn check(mutant: Mutant, queue: &HostQueue, format: WeightFormat) -> Result<(), 
         Mutant::AttentionBarrier | Mutant::AttentionReduction => {
             attention::Case::plain(300, 1).check(queue)
         }
+        Mutant::AttentionFuture => attention::Case::plain(300, 40).check(queue),
+        Mutant::TiledMatvecBarrier | Mutant::TiledMatvecGuard | Mutant::TiledMatvecOrder => {
+            many::check_products(queue, format, [45, 4 * d, 17], Some(vec![0, 3, 9]))
+        }
+        Mutant::TiledAxpyBarrier | Mutant::TiledAxpyGuard | Mutant::TiledAxpyGroup => {
+            many::check_sums(queue, format, [300, d, 17], true)
+        }
     }
 }
 
@@ -63,10 +73,9 @@ fn near(found: &[f32], expected: &[f32], bounds: &[f32]) -> Result<(), String> {
 #[test]
 fn every_planted_fault_is_caught() {
     for &mutant in &Mutant::ALL[1..] {
-        let of_formats = matches!(
-            mutant,
-            Mutant::MatvecGuard | Mutant::MatvecReduction | Mutant::AxpyGuard | Mutant::AxpyPart
-        );
+        // the checks of which kernels have a format
+        let of_formats =
+            ["Matvec", "Axpy"].iter().any(|kernel| format!("{mutant:?}").contains(kernel));
         let formats = if of_formats { &RowLayout::FORMATS[..] } else { &RowLayout::FORMATS[..1] };
         for &format in formats {
             check(mutant, &HostQueue::new(0), format).unwrap();
