@@ -65,6 +65,12 @@ fn a_low_bit_copy_picks_what_it_picks_on_the_cpu() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn a_trained_predictor_picks_what_it_picks_on_the_cpu() {
+    cases::a_trained_predictor_picks_what_it_picks_on_the_cpu(gpu().as_ref(), SIZE);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn memory_is_given_back_and_a_budget_is_kept() {
     let open = |budget| open_cuda(0, Some(budget)).unwrap();
     cases::memory_is_given_back_and_a_budget_is_kept(&open, SIZE);
