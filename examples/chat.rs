@@ -106,7 +106,7 @@ fn load(flags: &Flags) -> Outcome<Engine> {
 fn answer(session: &mut Session, messages: &[ChatMessage], flags: &Flags) -> Outcome<Generated> {
     // a long conversation forgets its oldest turns, as its window on the terminal does
     let options =
-        flags.sampling.options().with_context(ContextPolicy::DropOldest { keep_first: 1 });
+        flags.sampling.options()?.with_context(ContextPolicy::DropOldest { keep_first: 1 });
     let mut stream = session.chat(messages, &options)?;
     if !flags.common.json {
         for piece in stream.by_ref() {

@@ -64,7 +64,7 @@ fn generate(flags: Flags) -> Outcome<()> {
     let mut session = engine.session()?;
     let generated = if flags.common.json {
         let _progress = Progress::new("writing", 0);
-        session.generate_text(flags.prompt(), &flags.sampling.options())?
+        session.generate_text(flags.prompt(), &flags.sampling.options()?)?
     } else {
         write_as_it_comes(&mut session, &flags)?
     };
@@ -85,7 +85,7 @@ impl Flags {
 }
 
 fn write_as_it_comes(session: &mut Session, flags: &Flags) -> Outcome<Generated> {
-    let mut stream = session.generate(flags.prompt(), &flags.sampling.options())?;
+    let mut stream = session.generate(flags.prompt(), &flags.sampling.options()?)?;
     if std::io::stderr().is_terminal() && flags.prompt_ids.is_none() {
         report::echo(&flags.prompt);
     }

@@ -109,6 +109,7 @@ fn run(flags: Flags) -> Outcome<()> {
         return not_yet("--device", " here; nothing is run");
     }
     flags.common.refuse_unused(&["--holding", "--requantise-down", "--predictor-shift"])?;
+    flags.common.refuse_predictor_flags()?;
     let of_synthetic = [("--density", flags.density), ("--hot-share", flags.hot_share)];
     let given = of_synthetic.into_iter().find(|(_, given)| given.is_some());
     if let Some((flag, _)) = given.filter(|_| flags.synthetic.is_none()) {
@@ -147,7 +148,7 @@ impl Task {
                 let sizes = synthetic.sizes(&options)?;
                 let hot_share_80 = match flags.hot_share {
                     Some(hot_share) => skewed(synthetic, hot_share).map(|_| hot_share)?,
-                    None => 0.26,
+                    None => nearest_hot_share(&synthetic),
                 };
                 let profile = Skew { density, hot_share_80 }.profile(&sizes.model)?;
                 (format!("synthetic {shape}"), sizes, profile)
@@ -379,4 +380,12 @@ impl Task {
         let _ = writeln!(text, "{:<15} {hot_cold:>12.2} {split:>10.2} {dense:>18.2}", "tokens/s");
         text
     }
+}
+
+/// What `--hot-share` is by default: 0.26, or the least above it that neurons can have who fire as often
+/// as these.
+fn nearest_hot_share(synthetic: &Synthetic) -> f64 {
+    let shares = (26..80).map(|share| f64::from(share) / 100.0);
+    let mut possible = shares.filter(|&share| synthetic.clone().with_skew(share).is_ok());
+    possible.next().unwrap_or(0.8)
 }

@@ -123,6 +123,34 @@ fn what_an_example_has_no_use_for_is_refused() {
 }
 
 #[test]
+fn what_only_another_mode_reads_is_refused() {
+    for line in
+        ["generate x --sparsity exact", "perplexity --sparsity dense", "plan --sparsity exact"]
+    {
+        refused(&format!("{line} --predictor quantized:3"), &["--predictor", "--sparsity"]);
+    }
+    refused("generate x --sparsity exact --predictor-shift 1", &["--predictor-shift", "exact"]);
+    refused("plan --predictor-dtype q8_0", &["--predictor-dtype", "--predictor"]);
+    for flag in ["--top-k 40", "--top-p 0.9", "--min-p 0.1", "--seed 7"] {
+        let name = flag.split_whitespace().next().unwrap();
+        refused(&format!("generate x {flag}"), &[name, "--temperature"]);
+    }
+}
+
+#[test]
+fn a_dense_synthetic_model_is_planned_as_dense_as_it_is() {
+    for density in ["0.05", "0.5", "0.9"] {
+        let output = run(&["plan", "--synthetic", "tiny", "--density", density]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        // layer, fires, %
+        let first = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let first = first.into_iter().find(|words| words.first() == Some(&"0")).unwrap();
+        let (fires, density): (f64, f64) = (first[1].parse().unwrap(), density.parse().unwrap());
+        assert!((fires / 100.0 / density - 1.0).abs() < 0.03, "{text}");
+    }
+}
+
+#[test]
 fn a_device_that_cannot_be_had_is_an_error_whatever_would_run_on_it() {
     if powerinfer::open_cuda(0, None).is_ok() {
         return;

@@ -156,9 +156,7 @@ impl CommonFlags {
     /// A builder with threads, dtype and sparsity set and no model yet.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
         self.refuse_what_only_gguf_needs()?;
-        if self.predictor_dtype.is_some() && !self.has_trained_predictor() {
-            return wrong_usage("--predictor-dtype needs a trained predictor in --predictor");
-        }
+        self.refuse_predictor_flags()?;
         let mut builder = self.cpu_builder();
         let half = || Ok(self.cpu_builder().model(self.model_path()).estimate()?.model_bytes() / 2);
         let plan = self.load_plan()?;

@@ -45,8 +45,30 @@ impl CommonFlags {
         }
     }
 
-    pub(super) fn has_trained_predictor(&self) -> bool {
+    fn has_trained_predictor(&self) -> bool {
         !matches!(self.predictor, None | Some(PredictorSource::Quantized(_)))
+    }
+
+    /// An error for flags of a predictor that would not be asked.
+    pub(crate) fn refuse_predictor_flags(&self) -> Outcome<()> {
+        if self.predictor_dtype.is_some() && !self.has_trained_predictor() {
+            return wrong_usage("--predictor-dtype needs a trained predictor in --predictor");
+        }
+        let sparsity = match self.sparsity {
+            SparsityFlag::Auto | SparsityFlag::Predicted => return Ok(()),
+            SparsityFlag::Dense => "dense",
+            SparsityFlag::Exact => "exact",
+        };
+        let given = [
+            ("--predictor", self.predictor.is_some()),
+            ("--predictor-shift", self.predictor_shift != 0.0),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => wrong_usage(&format!(
+                "{flag} does not go with --sparsity {sparsity}, which asks none"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// An error for each of these flags that was given: an example has no use for them.

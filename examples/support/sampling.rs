@@ -4,6 +4,7 @@ use clap::Args;
 use powerinfer::{GenerateOptions, Sampling};
 
 use super::flags::at_least_one;
+use super::report::{Outcome, wrong_usage};
 
 /// How tokens are chosen and when a text ends.
 #[derive(Debug, Clone, Args)]
@@ -38,8 +39,20 @@ pub(crate) struct SamplingFlags {
 }
 
 impl SamplingFlags {
-    /// The options of a request.
-    pub(crate) fn options(&self) -> GenerateOptions {
+    /// The options of a request, unless flags say how to draw and nothing is drawn.
+    pub(crate) fn options(&self) -> Outcome<GenerateOptions> {
+        let given = [
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p != 1.0),
+            ("--min-p", self.min_p != 0.0),
+            ("--seed", self.seed != 0),
+        ];
+        let greedy = self.temperature == 0.0;
+        if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given && greedy) {
+            return wrong_usage(&format!(
+                "{flag} needs a --temperature above 0, without which the likeliest token is taken"
+            ));
+        }
         let sampling = Sampling::default()
             .with_temperature(self.temperature)
             .with_top_k(self.top_k)
@@ -47,10 +60,10 @@ impl SamplingFlags {
             .with_min_p(self.min_p)
             .with_repetition_penalty(self.repeat_penalty)
             .with_seed(self.seed);
-        GenerateOptions::default()
+        Ok(GenerateOptions::default()
             .with_max_tokens(self.max_tokens)
             .with_sampling(sampling)
             .with_stop(&self.stop)
-            .with_ignore_eos(self.ignore_eos)
+            .with_ignore_eos(self.ignore_eos))
     }
 }
