@@ -110,6 +110,10 @@ fn run(flags: Flags) -> Outcome<()> {
     }
     flags.common.refuse_unused(&["--holding", "--requantise-down", "--predictor-shift"])?;
     flags.common.refuse_predictor_flags()?;
+    flags.common.refuse_what_only_gguf_needs()?;
+    if flags.hardware.is_some() && flags.common.threads.is_some() {
+        return wrong_usage("--threads is for this machine: it does not go with --hardware");
+    }
     let of_synthetic = [("--density", flags.density), ("--hot-share", flags.hot_share)];
     let given = of_synthetic.into_iter().find(|(_, given)| given.is_some());
     if let Some((flag, _)) = given.filter(|_| flags.synthetic.is_none()) {

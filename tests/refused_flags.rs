@@ -131,9 +131,25 @@ fn what_only_another_mode_reads_is_refused() {
     }
     refused("generate x --sparsity exact --predictor-shift 1", &["--predictor-shift", "exact"]);
     refused("plan --predictor-dtype q8_0", &["--predictor-dtype", "--predictor"]);
+    refused("plan --hardware rtx-4090 --threads 2", &["--threads", "--hardware"]);
+    refused("plan --activation relu", &["--activation", "GGUF"]);
     for flag in ["--top-k 40", "--top-p 0.9", "--min-p 0.1", "--seed 7"] {
         let name = flag.split_whitespace().next().unwrap();
         refused(&format!("generate x {flag}"), &[name, "--temperature"]);
+    }
+}
+
+#[test]
+fn a_plan_for_a_predictor_that_is_not_there_is_refused() {
+    let here = env!("CARGO_MANIFEST_DIR");
+    let not_one = format!("{here}/Cargo.toml");
+    for path in ["nosuch.safetensors", here, &not_one] {
+        for mode in [&[][..], &["--sparsity", "predicted"]] {
+            let output = run(&[&["plan", "--predictor", path], mode].concat());
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_ne!(output.status.code(), Some(0), "{path}: {said}");
+            assert!(said.contains(path) && output.stdout.is_empty(), "{path}: {said}");
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct CommonFlags {
     /// Copy weights into memory, or use them where they lie in the file
     #[arg(long, value_enum, default_value = "resident")]
     pub(crate) holding: HoldingFlag,
-    /// The activation of the model in a GGUF file that does not name it: relu, silu or gelu
+    /// The activation of the model in a GGUF file, whatever the file names or implies: relu, silu or gelu
     #[arg(long, value_name = "NAME")]
     pub(crate) activation: Option<Activation>,
     /// Quantise the down projections of a plain GGUF file anew, so that neurons can be skipped

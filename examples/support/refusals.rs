@@ -33,7 +33,7 @@ impl CommonFlags {
     }
 
     /// An error for flags that say what a GGUF file does not, with a model folder.
-    pub(super) fn refuse_what_only_gguf_needs(&self) -> Outcome<()> {
+    pub(crate) fn refuse_what_only_gguf_needs(&self) -> Outcome<()> {
         let is_gguf = self.model.as_ref().is_some_and(|path| !path.is_dir());
         let given = [
             ("--activation", self.activation.is_some()),

@@ -427,8 +427,9 @@ pub enum Error {
     },
     /// The keys and values of a context have outgrown the budget of the fast device that they lie on.
     #[error(
-        "a context of {n_tokens} tokens outgrows the fast device: set `device_context` to as many, so \
-         that the budget leaves room for them, or give it a larger budget"
+        "a context of {n_tokens} tokens outgrows the fast device: set `device_context` to as many as all \
+         sessions at once have together, so that the budget leaves room for them, or give it a larger \
+         budget"
     )]
     DeviceContext {
         /// Tokens that the context was to have.

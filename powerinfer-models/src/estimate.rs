@@ -5,7 +5,9 @@ mod tally;
 use std::fmt;
 use std::path::Path;
 
-use powerinfer_core::{GenerationOptions, KvShape, ModelConfig, Sparsity, WeightStore};
+use powerinfer_core::{
+    GenerationOptions, KvShape, ModelConfig, Result as CoreResult, Sparsity, WeightStore,
+};
 use powerinfer_ops::LowBitFormat;
 use powerinfer_ops::attention::PAGE_LEN;
 
@@ -13,7 +15,7 @@ use crate::error::Result;
 use crate::gguf_names::Family;
 use crate::load::{LoadOptions, open, resolve, wanted_predictor, with_profile_beside};
 use crate::placing::Placed;
-use crate::predictor::PredictorSource;
+use crate::predictor::{PredictorSource, file_bytes};
 use crate::sizes::part_of;
 use crate::{gguf_names, registry};
 use tally::Tally;
@@ -144,16 +146,19 @@ pub(crate) fn of_store(
     let kv = KvShape { dtype: options.kv_dtype, n_layers, ..config.kv_shape() };
     memory.cache_bytes_per_token = kv.size_bytes(PAGE_LEN).div_ceil(PAGE_LEN) as u64;
     memory.workspace_bytes = workspace_bytes(config);
-    memory.predictor_bytes = predictor_bytes(config, store, options);
+    memory.predictor_bytes = predictor_bytes(config, store, options)?;
     Ok(memory)
 }
 
-/// What the predictors take at most, as far as is known before they are opened.
+/// What the predictors take at most, as far as headers tell.
+///
+/// # Errors
+/// Those of opening a predictor's file or folder, and of one that was made for another model.
 pub(crate) fn predictor_bytes(
     config: &ModelConfig,
     store: &WeightStore,
     options: &LoadOptions,
-) -> u64 {
+) -> CoreResult<u64> {
     let float = size_of::<f32>() as u64;
     let [n_layers, d_ff, d_model] =
         [config.n_layers, config.d_ff, config.d_model].map(|n| n as u64);
@@ -169,21 +174,18 @@ pub(crate) fn predictor_bytes(
             * (2 * u64::from(bits) + 1)
             / 16
     };
-    match options.predictor.as_ref().map(|predictor| &predictor.source) {
-        None if options.sparsity != Sparsity::Predicted => 0,
-        None => in_model().max(quantized(4)),
-        Some(PredictorSource::Quantized(format)) => quantized(format.map_or(4, LowBitFormat::bits)),
-        Some(PredictorSource::InModel { .. }) => in_model(),
-        Some(PredictorSource::Random { rank, .. }) => {
+    let Some(predictor) = &options.predictor else {
+        let wanted = options.sparsity == Sparsity::Predicted;
+        return Ok(if wanted { in_model().max(quantized(4)) } else { 0 });
+    };
+    Ok(match &predictor.source {
+        PredictorSource::Quantized(format) => quantized(format.map_or(4, LowBitFormat::bits)),
+        PredictorSource::InModel { .. } => in_model(),
+        PredictorSource::Random { rank, .. } => {
             (n_layers * (d_ff + d_model)).saturating_mul(*rank as u64).saturating_mul(float)
         }
-        Some(PredictorSource::File(path)) => path.metadata().map_or(0, |file| 2 * file.len()),
-        // of f16 at least, held as f32 at most
-        Some(PredictorSource::Folder(folder)) => (0..config.n_layers)
-            .filter_map(|layer| folder.join(format!("model_{layer}.pt")).metadata().ok())
-            .map(|file| 2 * file.len())
-            .sum(),
-    }
+        PredictorSource::File(_) | PredictorSource::Folder(_) => file_bytes(config, predictor)?,
+    })
 }
 
 /// Buffers of the largest pass, a chunk of a prompt.

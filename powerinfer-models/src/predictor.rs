@@ -14,6 +14,7 @@ use powerinfer_ops::{LowBitFormat, WeightFormat};
 
 use crate::error::{Error, Result};
 pub(crate) use folder::FolderTensors;
+pub(crate) use maker::file_bytes;
 pub(crate) use verdict::{PredictorNotes, Predictors};
 
 /// A predictor of which neurons fire, for every layer.

@@ -107,7 +107,7 @@ pub(crate) fn of_store(
     }
     sizes.model.ffn_tensors.sort_unstable();
     sizes.model.digest = digest.name();
-    let predictor = predictor_bytes(config, store, options).div_ceil(config.n_layers as u64);
+    let predictor = predictor_bytes(config, store, options)?.div_ceil(config.n_layers as u64);
     for (layer, rows) in sizes.layers.iter_mut().zip(rows) {
         layer.neuron_rows = rows.into_iter().filter(|&row| row > 0).collect();
         layer.predictor_bytes = predictor;

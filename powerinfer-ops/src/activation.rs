@@ -88,7 +88,7 @@ impl FromStr for Activation {
             "gelu" => Ok(Self::Gelu),
             _ => Err(OpError::UnknownActivation {
                 found: name.to_owned(),
-                supported: "relu, fatrelu (with its threshold), silu and gelu (dense only)",
+                supported: "relu, silu and gelu (dense only), and fatrelu where its threshold is given",
             }),
         }
     }

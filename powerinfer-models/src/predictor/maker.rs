@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use powerinfer_core::{Error as CoreError, Layout, ModelConfig, Result, WeightStore};
+use powerinfer_core::{
+    Error as CoreError, Layout, ModelConfig, Result, TensorInfo, TensorSource, WeightStore,
+};
 use powerinfer_ops::{FfnWeights, NeuronMatrix, WeightFormat};
 use powerinfer_predictor::{
     ActivationPredictor, MlpPredictor, PredictorFile, QuantizedGate, gate_digest,
 };
 
-use super::folder::PredictorFolder;
+use super::folder::{FolderTensors, PredictorFolder};
 use super::random::random_predictor;
 use super::{PredictorOptions, PredictorSource, bits_that_pay, core_error, model_error};
 
@@ -107,6 +109,29 @@ impl<'a> Maker<'a> {
         let margin = made.margin() + shift;
         Ok(Arc::new(made.with_margin(margin)))
     }
+}
+
+/// What predictors in a file or a folder of their own take at most; 0 for those of other sources.
+///
+/// # Errors
+/// Those of opening them, and of predictors that were made for another model.
+pub(crate) fn file_bytes(config: &ModelConfig, options: &PredictorOptions) -> Result<u64> {
+    Maker::open(options, config.n_layers)?.check_model(config)?;
+    let source: Arc<dyn TensorSource> = match &options.source {
+        PredictorSource::File(path) => PredictorFile::open(path).map_err(core_error)?.source(),
+        PredictorSource::Folder(dir) => Arc::new(FolderTensors::open(dir, config.n_layers)?),
+        _ => return Ok(0),
+    };
+    let held = |info: &TensorInfo| {
+        let (width, n_rows) = match info.shape.as_slice() {
+            [n_rows, width] => (*width, *n_rows),
+            other => (other.iter().product(), 1),
+        };
+        let row_bytes = options.dtype.and_then(|dtype| dtype.row_bytes(width).ok());
+        // of f16 at least, and of f32 at most
+        row_bytes.unwrap_or(width * size_of::<f32>()) as u64 * n_rows as u64
+    };
+    Ok(source.tensors().iter().map(held).sum())
 }
 
 /// Fails if a predictor in a file is that of a layer of another width.
