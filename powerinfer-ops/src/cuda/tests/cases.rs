@@ -51,6 +51,12 @@ pub(crate) fn bound(expected: &[f32]) -> f32 {
     1e-4 * (square / expected.len().max(1) as f32).sqrt() + f32::MIN_POSITIVE
 }
 
+/// As [`bound`], for a network in a format. In whole numbers rows are weighted by activations of 13
+/// bits: one whose last bits differ may fall to the other side, and moves an output by 2⁻¹³ of its term.
+pub(crate) fn bound_in(format: WeightFormat, expected: &[f32]) -> f32 {
+    bound(expected) * if format.block_len() == 1 { 1.0 } else { 10.0 }
+}
+
 /// Token by token lists of a tenth of the neurons, those of one token empty.
 pub(crate) fn picks(n_tokens: usize, n: usize) -> Vec<NeuronIds> {
     let share = |t: usize| if t == 1 { 0.0 } else { 0.1 };
@@ -65,6 +71,7 @@ pub(crate) fn networks_are_the_cpu_s(device: &dyn FastDevice, [n, d]: Size) {
             let weights = network(format, [n, d], gated, drelu);
             let ids = NeuronIds::from_sorted(Seeded::new(5).ids(n, 0.6)).unwrap();
             let picked = weights.pick(&ids).unwrap();
+            let bound = |y: &[f32]| bound_in(format, y);
             for density in [None, Some(0.9)] {
                 let rows = HotRows { weights: &weights, ids: &ids, density };
                 let held = device.hold(rows).unwrap();
@@ -104,9 +111,7 @@ pub(crate) fn many_tokens_are_the_cpu_s(device: &dyn FastDevice, [n, d]: Size) {
     for (at, format) in RowLayout::FORMATS.into_iter().enumerate() {
         let weights = network(format, [n, d], at != 1, at % 2 == 0);
         let held = hold_all(device, &weights);
-        // in whole numbers rows are weighted by activations of 13 bits, one of which may fall to the
-        // other side
-        let bound = |y: &[f32]| bound(y) * if format.block_len() == 1 { 1.0 } else { 10.0 };
+        let bound = |y: &[f32]| bound_in(format, y);
         let x = Seeded::new(6).normal(n_tokens * d);
         let (expected, counts) = on_cpu(&weights, Neurons::Firing, &x);
         let (firing, found) = on_device(held.as_ref(), HeldNeurons::Firing, &x);
@@ -317,7 +322,8 @@ pub(crate) fn work_is_waited_for_in_any_order(device: &dyn FastDevice, [n, d]: S
             let mut y = vec![1.0; x.len()];
             let run = pending[at].take().unwrap().wait(&mut y).unwrap();
             let expected: Vec<f32> = expected.iter().map(|y| 1.0 + y).collect();
-            assert_close(&y, &expected, bound(&expected), format!("piece {at}"));
+            let bound = bound_in(networks[which].down.format(), &expected);
+            assert_close(&y, &expected, bound, format!("piece {at}"));
             assert_eq!(run.counts.fired, counts.fired, "piece {at}");
         }
     }
