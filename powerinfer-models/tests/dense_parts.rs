@@ -9,15 +9,14 @@ mod run;
 use std::sync::Arc;
 
 use powerinfer_core::{
-    CausalLm, Error as CoreError, KvCache, KvShape, ModelInfo, Placement, Sparsity, Step,
-    WantedLogits,
+    CausalLm, Error as CoreError, KvCache, KvShape, ModelInfo, Sparsity, Step, WantedLogits,
 };
-use powerinfer_models::{LoadOptions, PredictorOptions, PredictorSource, load};
+use powerinfer_models::{LoadOptions, load};
 use powerinfer_ops::attention::{KvDtype, KvPages, PAGE_LEN};
-use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds, OpError, StandIn, StandInOptions};
-use run::{MAX_BYTES, modes, pool, random_tokens};
+use powerinfer_ops::{FastDevice, OpError, StandIn, StandInOptions};
+use run::{options, placement, pool, random_tokens};
 use testing::tolerance::max_distance;
-use testing::{Fixture, Seeded, assert_same_bits};
+use testing::{Fixture, assert_same_bits};
 
 /// How far logits may lie from those of the CPU alone.
 const BOUND: f64 = 1e-4;
@@ -26,31 +25,8 @@ fn stand_in(budget_bytes: u64) -> Arc<StandIn> {
     Arc::new(StandIn::new(StandInOptions::new(budget_bytes)).unwrap())
 }
 
-fn options(fixture: &Fixture) -> LoadOptions {
-    let options = LoadOptions::default().with_pytorch(MAX_BYTES);
-    if !modes(fixture).contains(&Sparsity::Exact) {
-        return options;
-    }
-    // no layer is to be without its predictor, however bad it is on a random model
-    let bits = PredictorSource::Quantized(Some(LowBitFormat::Bits3));
-    options.with_predictor(PredictorOptions::new(bits).with_floor(0.0))
-}
-
 fn load_as(fixture: &Fixture, options: &LoadOptions) -> Box<dyn CausalLm> {
     load(&fixture.model_dir, options).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
-}
-
-/// A random part of every layer's neurons, attention of every `nth` layer (of none for 0), and the head.
-fn placement(info: &ModelInfo, share: f32, nth: usize, head: bool) -> Placement {
-    let mut random = Seeded::new(7);
-    let hot =
-        (0..info.n_layers).map(|_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap());
-    let attention = (0..info.n_layers).map(|layer| nth > 0 && (layer + 1).is_multiple_of(nth));
-    Placement::new(hot.collect(), info.d_ff)
-        .unwrap()
-        .with_fast_attention(attention.collect())
-        .unwrap()
-        .with_fast_head(head)
 }
 
 /// Runs `tokens` in pieces; logits of all of them, and how many neurons of each layer fired.

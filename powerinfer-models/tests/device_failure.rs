@@ -11,38 +11,15 @@ use std::sync::Arc;
 
 use failing::{Failing, Switch};
 use powerinfer_core::{
-    CausalLm, Error as CoreError, KvCache, ModelInfo, Placement, Result, Sparsity, Step,
-    WantedLogits,
+    CausalLm, Error as CoreError, KvCache, Result, Sparsity, Step, WantedLogits,
 };
-use powerinfer_models::{LoadOptions, PredictorOptions, PredictorSource, load};
-use powerinfer_ops::{FastDevice, LowBitFormat, NeuronIds, OpError, StandIn, StandInOptions};
-use run::{MAX_BYTES, modes, pool, random_tokens};
-use testing::{Fixture, Seeded, assert_same_bits};
+use powerinfer_models::load;
+use powerinfer_ops::{FastDevice, OpError, StandIn, StandInOptions};
+use run::{options, placement, pool, random_tokens};
+use testing::{Fixture, assert_same_bits};
 
 /// Tokens of the passes: one before the failure, the one that fails, and one after it.
 const PASSES: [usize; 3] = [5, 3, 1];
-
-fn options(fixture: &Fixture) -> LoadOptions {
-    let options = LoadOptions::default().with_pytorch(MAX_BYTES);
-    if !modes(fixture).contains(&Sparsity::Exact) {
-        return options;
-    }
-    let bits = PredictorSource::Quantized(Some(LowBitFormat::Bits3));
-    options.with_predictor(PredictorOptions::new(bits).with_floor(0.0))
-}
-
-/// Hot neurons in every layer, attention of every `nth` layer, and the head.
-fn placement(info: &ModelInfo, nth: usize) -> Placement {
-    let mut random = Seeded::new(7);
-    let hot =
-        (0..info.n_layers).map(|_| NeuronIds::from_sorted(random.ids(info.d_ff, 0.4)).unwrap());
-    let attention = (0..info.n_layers).map(|layer| nth > 0 && (layer + 1).is_multiple_of(nth));
-    Placement::new(hot.collect(), info.d_ff)
-        .unwrap()
-        .with_fast_attention(attention.collect())
-        .unwrap()
-        .with_fast_head(nth > 0)
-}
 
 /// A model of which parts lie on a device that fails when it is told to.
 struct Split {
@@ -61,7 +38,8 @@ impl Split {
         let switch = Switch::new(done);
         let failing = Failing { inner: Arc::clone(&device), switch: Arc::clone(&switch) };
         let failing: Arc<dyn FastDevice> = Arc::new(failing);
-        let options = options.with_placement(placement(&info, nth)).with_fast_device(failing);
+        let options =
+            options.with_placement(placement(&info, 0.4, nth, nth > 0)).with_fast_device(failing);
         let model = load(&fixture.model_dir, &options).unwrap();
         let tokens = random_tokens(&*model, PASSES.iter().sum(), 3);
         Self { model, device, switch, tokens, mode: info.sparsity }

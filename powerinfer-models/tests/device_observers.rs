@@ -13,28 +13,15 @@ use powerinfer_core::{
 use powerinfer_models::{
     Error, LoadOptions, TrainMethod, TrainOptions, calibrate, load, train_predictor,
 };
-use powerinfer_ops::{NeuronIds, StandIn, StandInOptions};
-use run::{MAX_BYTES, pool, random_tokens};
+use powerinfer_ops::{StandIn, StandInOptions};
+use run::{MAX_BYTES, placement, pool, random_tokens};
+use testing::Fixture;
 use testing::tolerance::max_distance;
-use testing::{Fixture, Seeded};
 
 /// How far values may lie from those of the CPU alone, of the largest of them.
 const BOUND: f64 = 1e-5;
 /// Tokens of a window: several go through a layer together, and the last window is shorter.
 const CONTEXT: usize = 17;
-
-/// A share of every layer's neurons, attention of every `nth` layer (of none for 0), and the head.
-fn placement(info: &ModelInfo, share: f32, nth: usize) -> Placement {
-    let mut random = Seeded::new(7);
-    let hot =
-        (0..info.n_layers).map(|_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap());
-    let attention = (0..info.n_layers).map(|layer| nth > 0 && (layer + 1).is_multiple_of(nth));
-    Placement::new(hot.collect(), info.d_ff)
-        .unwrap()
-        .with_fast_attention(attention.collect())
-        .unwrap()
-        .with_fast_head(nth == 1)
-}
 
 fn load_plain(fixture: &Fixture, placement: Option<Placement>) -> Box<dyn CausalLm> {
     let mut options = LoadOptions::default().with_pytorch(MAX_BYTES);
@@ -50,7 +37,7 @@ fn splits(fixture: &Fixture, info: &ModelInfo) -> Vec<(String, Box<dyn CausalLm>
     [(0.4, 0), (0.0, 1), (0.4, 1), (0.4, 2), (1.0, 1)]
         .map(|(share, nth)| {
             let about = format!("{}, {share} of the neurons, attention {nth}", fixture.name);
-            (about, load_plain(fixture, Some(placement(info, share, nth))))
+            (about, load_plain(fixture, Some(placement(info, share, nth, nth == 1))))
         })
         .into()
 }
@@ -140,7 +127,7 @@ fn a_predictor_is_not_fitted_to_a_model_in_two_places() {
     let mut options = TrainOptions::new(TrainMethod::Svd);
     (options.context, options.held_out, options.survey) = (32, 64, 128);
     let fit = |share| {
-        let model = load_plain(&fixture, Some(placement(&info, share, 1)));
+        let model = load_plain(&fixture, Some(placement(&info, share, 1, true)));
         let go_on = &mut |_: &_| ControlFlow::Continue(());
         pool(2).install(|| train_predictor(&*model, &tokens, &options, go_on))
     };

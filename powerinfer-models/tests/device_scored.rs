@@ -9,15 +9,15 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use powerinfer_core::{CausalLm, ModelInfo, Placement, Sparsity, Step, StepStats, WantedLogits};
+use powerinfer_core::{CausalLm, Sparsity, Step, StepStats, WantedLogits};
 use powerinfer_models::{
     LoadOptions, PredictorOptions, PredictorSource, TrainMethod, TrainOptions, load,
     train_predictor,
 };
-use powerinfer_ops::{NeuronIds, StandIn, StandInOptions, WeightFormat};
-use run::{MAX_BYTES, modes, pool, random_tokens};
+use powerinfer_ops::{StandIn, StandInOptions, WeightFormat};
+use run::{MAX_BYTES, modes, placement, pool, random_tokens};
 use testing::tolerance::max_distance;
-use testing::{Fixture, Seeded, assert_same_bits};
+use testing::{Fixture, assert_same_bits};
 
 /// How far logits may lie from those of the CPU alone.
 const BOUND: f64 = 1e-4;
@@ -25,19 +25,6 @@ const BOUND: f64 = 1e-4;
 fn options(predictor: PredictorSource) -> LoadOptions {
     let predictor = PredictorOptions::new(predictor).with_floor(0.0);
     LoadOptions::default().with_pytorch(MAX_BYTES).with_predictor(predictor)
-}
-
-/// A share of every layer's neurons, attention of every `nth` layer (of none for 0), and the head.
-fn placement(info: &ModelInfo, share: f32, nth: usize) -> Placement {
-    let mut random = Seeded::new(7);
-    let hot =
-        (0..info.n_layers).map(|_| NeuronIds::from_sorted(random.ids(info.d_ff, share)).unwrap());
-    let attention = (0..info.n_layers).map(|layer| nth > 0 && (layer + 1).is_multiple_of(nth));
-    Placement::new(hot.collect(), info.d_ff)
-        .unwrap()
-        .with_fast_attention(attention.collect())
-        .unwrap()
-        .with_fast_head(nth == 1)
 }
 
 /// Logits and counts of a predicted run in pieces.
@@ -66,7 +53,7 @@ fn check(fixture: &Fixture, options: &LoadOptions) -> [u64; 2] {
     for share in [0.0, 0.4, 1.0] {
         let placed = |nth| {
             let device = Arc::new(StandIn::new(StandInOptions::new(u64::MAX)).unwrap());
-            let options = options.clone().with_placement(placement(info, share, nth));
+            let options = options.clone().with_placement(placement(info, share, nth, nth == 1));
             load_as(&options.with_fast_device(device))
         };
         // dense parts change no bit, hot neurons the order of sums

@@ -116,10 +116,13 @@ impl<'a> Maker<'a> {
 /// # Errors
 /// Those of opening them, and of predictors that were made for another model.
 pub(crate) fn file_bytes(config: &ModelConfig, options: &PredictorOptions) -> Result<u64> {
-    Maker::open(options, config.n_layers)?.check_model(config)?;
-    let source: Arc<dyn TensorSource> = match &options.source {
-        PredictorSource::File(path) => PredictorFile::open(path).map_err(core_error)?.source(),
-        PredictorSource::Folder(dir) => Arc::new(FolderTensors::open(dir, config.n_layers)?),
+    let maker = Maker::open(options, config.n_layers)?;
+    maker.check_model(config)?;
+    let source: Arc<dyn TensorSource> = match (&maker.file, &options.source) {
+        (Some(file), _) => file.source(),
+        (None, PredictorSource::Folder(dir)) => {
+            Arc::new(FolderTensors::open(dir, config.n_layers)?)
+        }
         _ => return Ok(0),
     };
     let held = |info: &TensorInfo| {

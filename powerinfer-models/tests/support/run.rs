@@ -4,10 +4,14 @@
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
-use powerinfer_core::{CausalLm, KvCache, ModelConfig, Sparsity, Step, StepStats, WantedLogits};
-use powerinfer_models::{LoadOptions, load, supported_model_types};
+use powerinfer_core::{
+    CausalLm, KvCache, ModelConfig, ModelInfo, Placement, Sparsity, Step, StepStats, WantedLogits,
+};
+use powerinfer_models::{
+    LoadOptions, PredictorOptions, PredictorSource, load, supported_model_types,
+};
 use powerinfer_ops::attention::KvDtype;
-use powerinfer_ops::{ThreadPool, WeightFormat};
+use powerinfer_ops::{LowBitFormat, NeuronIds, ThreadPool, WeightFormat};
 use testing::{Fixture, Seeded};
 
 /// No fixture is longer.
@@ -130,4 +134,29 @@ fn argmax(logits: &[f32]) -> u32 {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let first = logits.iter().position(|logit| *logit == highest);
     first.expect("a finite logit") as u32
+}
+
+/// Options under which every layer of a sparse model has a predictor.
+pub(crate) fn options(fixture: &Fixture) -> LoadOptions {
+    let options = LoadOptions::default().with_pytorch(MAX_BYTES);
+    if !modes(fixture).contains(&Sparsity::Exact) {
+        return options;
+    }
+    // no layer is to be without its predictor, however bad it is on a random model
+    let bits = PredictorSource::Quantized(Some(LowBitFormat::Bits3));
+    options.with_predictor(PredictorOptions::new(bits).with_floor(0.0))
+}
+
+/// A random part of every layer's neurons, attention of every `nth` layer (of none for 0), and the head.
+pub(crate) fn placement(info: &ModelInfo, share: f32, nth: usize, head: bool) -> Placement {
+    let mut random = Seeded::new(7);
+    let hot = (0..info.n_layers).map(|_| {
+        NeuronIds::from_sorted(random.ids(info.d_ff, share)).expect("ids and layers of the model")
+    });
+    let attention = (0..info.n_layers).map(|layer| nth > 0 && (layer + 1).is_multiple_of(nth));
+    Placement::new(hot.collect(), info.d_ff)
+        .expect("ids and layers of the model")
+        .with_fast_attention(attention.collect())
+        .expect("ids and layers of the model")
+        .with_fast_head(head)
 }

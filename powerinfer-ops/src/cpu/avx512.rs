@@ -314,7 +314,7 @@ pub(super) unsafe fn four_q4_0_blocks(at: *const u8) -> (__m512i, __m512) {
 }
 
 /// A word four times.
-const EACH: i64 = 0x0001_0001_0001_0001;
+pub(super) const EACH: i64 = 0x0001_0001_0001_0001;
 
 /// Where the numbers of four blocks of nine words are, of which the first is a scale, in the words from
 /// 0 on and, from 32, those from 4 on.

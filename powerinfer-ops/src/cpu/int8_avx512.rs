@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::avx512::four_q4_0_blocks;
+use super::avx512::{EACH, four_q4_0_blocks};
 use super::int8::{
     BLOCKS, InputGroup, OFFSET_BITS, Offsets, WeightGroup, WithOffsets, WithoutOffsets,
 };
@@ -120,7 +120,6 @@ unsafe fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
 /// The CPU has AVX-512 F and BW.
 #[inline(always)]
 unsafe fn scales(words: __m512i, more: __m512i, places: [i64; 4]) -> __m512 {
-    const EACH: i64 = 0x0001_0001_0001_0001;
     // SAFETY: the caller has the instructions.
     unsafe {
         let places = _mm512_setr_epi64(
