@@ -2,12 +2,17 @@
 //!
 //! The naive form makes a pass over the gate, a list of what fires, a pass over up and one over
 //! down, and waits for all threads between them. But a neuron needs no other neuron until the
-//! outputs are summed. So a task takes a chunk of neurons, computes their gate products, lists
-//! those that fire, their up products, and the weighted sum of their down rows; the sums of the
-//! chunks are added in order at the end, as [`rows`] promises. A decode step of llama-1b spends
+//! outputs are summed. So a task takes a stretch of neurons, computes their gate products, lists
+//! those that fire, their up products, and the weighted sums of their down rows, one a chunk; the sums
+//! of the chunks are added in order at the end, as [`rows`] promises. A decode step of llama-1b spends
 //! two waits a layer less that way.
 //!
-//! Where most neurons of a chunk are picked or fire ([`READ_ALL_SHARE`]), all rows of the chunk are
+//! Each change from one matrix to the next costs about half a microsecond, in which few lines are on
+//! their way: with a tenth of the neurons of 4096 x 11008 picked and a stretch of one chunk that was a
+//! fifth of the time. So a stretch is as long as the threads still find work, and the last ones of a
+//! network are short. How long they are changes no bit, as the sums are those of chunks.
+//!
+//! Where most neurons of a stretch are picked or fire ([`READ_ALL_SHARE`]), all its rows are
 //! read and those that are not wanted count as zero: a stream of all is faster than most of them in
 //! pieces. It adds zeros to sums, which changes no bit.
 //!
@@ -26,13 +31,21 @@ use crate::cpu::low_bit::{GROUP_ROWS, LowBitKernels};
 use crate::cpu::rows::{self, CHUNK_ROWS};
 use crate::matrix::NeuronMatrix;
 
-/// Wanted neurons of a chunk, as a share of all, from which on all rows are read.
+/// Wanted neurons of a stretch, as a share of all, from which on all rows are read.
 const READ_ALL_SHARE: f64 = 0.65;
+
+/// Chunks of the longest stretch: what is listed for them stays in the L1 cache beside the token.
+const MOST_CHUNKS: usize = 4;
 
 /// Scratch of a decode step.
 #[derive(Debug, Default)]
 pub(crate) struct StepScratch {
-    chunks: Vec<Chunk>,
+    /// Neurons that are still in the running, `[n_chunks, CHUNK_ROWS]`, those of a stretch side by side.
+    ids: Vec<u32>,
+    /// Their gate products, then activations.
+    h: Vec<f32>,
+    /// Their up products.
+    up: Vec<f32>,
     /// Weighted sums of down rows, `[n_chunks, d_model]`.
     sums: Vec<f32>,
 }
@@ -41,38 +54,40 @@ impl StepScratch {
     /// Bytes for so many neurons.
     pub(crate) fn bytes_at_most(n_neurons: usize, d_model: usize) -> usize {
         let n_chunks = n_neurons.div_ceil(CHUNK_ROWS);
-        n_chunks * (size_of::<Chunk>() + d_model * size_of::<f32>())
+        let n_listed = n_chunks.max(MOST_CHUNKS) * CHUNK_ROWS;
+        n_listed * (size_of::<u32>() + 2 * size_of::<f32>()) + n_chunks * d_model * size_of::<f32>()
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
-        self.chunks.capacity() * size_of::<Chunk>() + self.sums.capacity() * size_of::<f32>()
+        let floats = self.h.capacity() + self.up.capacity() + self.sums.capacity();
+        self.ids.capacity() * size_of::<u32>() + floats * size_of::<f32>()
+    }
+
+    /// Room for lists of the neurons of `n_listed` chunks at once and for `n_sums` values.
+    fn grow(&mut self, n_listed: usize, n_sums: usize) {
+        let n_listed = self.ids.len().max(n_listed * CHUNK_ROWS);
+        self.ids.resize(n_listed, 0);
+        self.h.resize(n_listed, 0.0);
+        self.up.resize(n_listed, 0.0);
+        self.sums.resize(self.sums.len().max(n_sums), 0.0);
     }
 }
 
-/// Scratch of a task.
-#[derive(Debug, Clone)]
-struct Chunk {
-    /// Neurons that are still in the running.
-    ids: [u32; CHUNK_ROWS],
-    /// Their gate products, then activations.
-    h: [f32; CHUNK_ROWS],
-    /// Their up products.
-    up: [f32; CHUNK_ROWS],
-    /// Time that picking them took.
-    predictor_ns: u64,
+/// Some chunks that follow each other, and the scratch for them.
+struct Stretch<'a> {
+    rows: Range<usize>,
+    ids: &'a mut [u32],
+    h: &'a mut [f32],
+    up: &'a mut [f32],
+}
+
+/// What a stretch comes to before its down rows are read.
+struct Fired<'a> {
+    /// How many neurons' down rows are read.
+    n_down: usize,
+    /// The first gates behind the stretch, as far as they are known.
+    after: &'a [u32],
     counts: FfnCounts,
-}
-
-impl Default for Chunk {
-    fn default() -> Self {
-        Self {
-            ids: [0; CHUNK_ROWS],
-            h: [0.0; CHUNK_ROWS],
-            up: [0.0; CHUNK_ROWS],
-            predictor_ns: 0,
-            counts: FfnCounts::default(),
-        }
-    }
 }
 
 impl Run<'_> {
@@ -85,40 +100,72 @@ impl Run<'_> {
         y: &mut [f32],
     ) -> FfnCounts {
         let weights = self.weights;
-        let n_chunks = weights.n_neurons().div_ceil(CHUNK_ROWS);
-        let StepScratch { chunks, sums } = scratch;
-        let run = |index: usize, chunk: &mut Chunk, sum: &mut [f32]| {
-            let rows = index * CHUNK_ROWS..weights.n_neurons().min((index + 1) * CHUNK_ROWS);
-            chunk.run(self, (neurons, seen), rows, sum);
-        };
         let bytes = neurons.predictor_bytes() as u64;
         let mut counts = FfnCounts { bytes, ..FfnCounts::default() };
-        if n_chunks == 0 {
+        let (n_neurons, d_model) = (weights.n_neurons(), y.len());
+        let n_chunks = n_neurons.div_ceil(CHUNK_ROWS);
+        if n_chunks == 0 || d_model == 0 {
             return counts;
         }
+        let format = (self.kernels, weights.down.format());
         if rows::n_tasks(bytes_at_least(neurons, weights)) == 1 {
-            chunks.resize_with(chunks.len().max(1), Chunk::default);
-            sums.resize(sums.len().max(y.len()), 0.0);
-            let (chunk, sum) = (&mut chunks[0], &mut sums[..y.len()]);
-            for index in 0..n_chunks {
-                run(index, chunk, sum);
-                counts.add(chunk.counts);
-                rows::add_sums((self.kernels, weights.down.format()), sum, y);
+            scratch.grow(MOST_CHUNKS, d_model);
+            let StepScratch { ids, h, up, sums } = scratch;
+            let sum = &mut sums[..d_model];
+            for first in (0..n_neurons).step_by(MOST_CHUNKS * CHUNK_ROWS) {
+                let rows = first..n_neurons.min(first + MOST_CHUNKS * CHUNK_ROWS);
+                let mut stretch = Stretch { rows, ids: &mut *ids, h: &mut *h, up: &mut *up };
+                let mut after = [0; GROUP];
+                let fired = stretch.fire(self, (neurons, seen), &mut after);
+                counts.add(fired.counts);
+                for entries in stretch.chunks(fired.n_down) {
+                    stretch.weighted_sum(self, (&fired, entries), sum);
+                    rows::add_sums(format, sum, y);
+                }
             }
             return counts;
         }
-        chunks.resize_with(chunks.len().max(n_chunks), Chunk::default);
-        sums.resize(sums.len().max(n_chunks * y.len()), 0.0);
-        let (chunks, sums) = (&mut chunks[..n_chunks], &mut sums[..n_chunks * y.len()]);
-        let tasks = chunks.par_iter_mut().zip(sums.par_chunks_exact_mut(y.len()));
-        tasks.enumerate().for_each(|(index, (chunk, sum))| run(index, chunk, sum));
-        for chunk in chunks.iter() {
-            counts.add(chunk.counts);
-        }
-        rows::add_sums((self.kernels, weights.down.format()), sums, y);
+        scratch.grow(n_chunks, n_chunks * d_model);
+        let StepScratch { ids, h, up, sums } = scratch;
+        let sums = &mut sums[..n_chunks * d_model];
+        let tasks = stretches(n_neurons, rayon::current_num_threads()).scan(
+            (&mut ids[..], &mut h[..], &mut up[..], &mut sums[..]),
+            |(ids, h, up, sums), rows| {
+                let n_chunks = rows.len().div_ceil(CHUNK_ROWS);
+                let n = n_chunks * CHUNK_ROWS;
+                let ids = ids.split_off_mut(..n)?;
+                let (h, up) = (h.split_off_mut(..n)?, up.split_off_mut(..n)?);
+                Some((Stretch { rows, ids, h, up }, sums.split_off_mut(..n_chunks * d_model)?))
+            },
+        );
+        // the longest stretches come first, and a thread takes the next one when it is done
+        let of_tasks = tasks.par_bridge().map(|(mut stretch, sums)| {
+            let mut after = [0; GROUP];
+            let fired = stretch.fire(self, (neurons, seen), &mut after);
+            let chunks = stretch.chunks(fired.n_down);
+            for (entries, sum) in chunks.zip(sums.chunks_exact_mut(d_model)) {
+                stretch.weighted_sum(self, (&fired, entries), sum);
+            }
+            fired.counts
+        });
+        counts.add(of_tasks.reduce(FfnCounts::default, FfnCounts::sum));
+        rows::add_sums(format, sums, y);
         counts.predictor_ns /= rayon::current_num_threads() as u64;
         counts
     }
+}
+
+/// The neurons of the stretches that threads share: each takes half of its part of what is left, as
+/// whole chunks.
+fn stretches(n_neurons: usize, n_threads: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let n_chunks = (n_neurons - first).div_ceil(CHUNK_ROWS);
+        let n_taken = (n_chunks / (2 * n_threads)).clamp(1, MOST_CHUNKS);
+        let rows = first..n_neurons.min(first + n_taken * CHUNK_ROWS);
+        first = rows.end;
+        (!rows.is_empty()).then_some(rows)
+    })
 }
 
 /// The row of the neuron `ids[0][k]` of the first matrix, and behind its last one those of the second:
@@ -174,30 +221,27 @@ fn bytes_at_least(neurons: Neurons<'_>, weights: &FfnWeights) -> usize {
     }
 }
 
-/// Whether so many rows of a chunk are wanted that all `n_rows` are read.
+/// Whether so many rows of a stretch are wanted that all `n_rows` are read.
 fn most_of(n_wanted: usize, n_rows: usize) -> bool {
     n_wanted as f64 > READ_ALL_SHARE * n_rows as f64
 }
 
-impl Chunk {
-    /// The weighted sum of the down rows of the neurons `rows` that are candidates.
-    fn run(
+impl Stretch<'_> {
+    /// Finds the neurons that fire and their activations; `after` lends memory for the gates behind.
+    fn fire<'a>(
         &mut self,
         run: &Run<'_>,
-        (neurons, seen): (Neurons<'_>, Seen<'_>),
-        rows: Range<usize>,
-        sum: &mut [f32],
-    ) {
-        let (weights, kernels) = (run.weights, run.kernels);
-        let n_rows = rows.len();
-        let mut consecutive = [0; GROUP];
-        let listed = listed(neurons, &rows);
-        let after = match listed {
-            Some((_, after)) => after,
-            None => first_after(neurons, rows.end, weights.n_neurons(), &mut consecutive),
+        (neurons, seen): (Neurons<'a>, Seen<'_>),
+        after: &'a mut [u32; GROUP],
+    ) -> Fired<'a> {
+        let weights = run.weights;
+        let n_rows = self.rows.len();
+        let (listed, after) = match listed(neurons, &self.rows) {
+            Some((ids, after)) => (Some(ids), after),
+            None => (None, first_after(neurons, self.rows.end, weights.n_neurons(), after)),
         };
-        let listed = listed.map(|(ids, _)| ids);
-        let (picked, n_candidates) = self.start(run, (neurons, listed), seen, rows);
+        let mut counts = FfnCounts::default();
+        let n_candidates = self.start(run, (neurons, listed), seen, &mut counts);
         let fired = self.n_firing(n_candidates);
         let read_all = n_candidates == n_rows && most_of(fired, n_rows);
         let keep_all = matches!(neurons, Neurons::All) || read_all;
@@ -205,7 +249,7 @@ impl Chunk {
         let mut n_down = n;
         if let Some(matrix) = &weights.up {
             let ids = &self.ids[..n];
-            let row_ops = kernels.primitives(matrix.format());
+            let row_ops = run.kernels.primitives(matrix.format());
             let row = |k| row_of([matrix, &weights.down], [ids, ids], k);
             rows::dot_rows(row_ops, row, run.x, &mut self.up[..n]);
             for k in 0..n {
@@ -213,40 +257,60 @@ impl Chunk {
             }
             n_down = if keep_all { n } else { self.keep_firing(n) };
         }
-        let (ids, down) = (&self.ids[..n_down], &weights.down);
-        let row = |k| row_of([down, &weights.gate], [ids, after], k);
-        rows::weighted_sum((kernels, down.format()), row, &self.h[..n_down], sum);
-        let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
-        let bytes = n_candidates * weights.gate.row_bytes() + up_bytes + n_down * down.row_bytes();
         let ran = if matches!(neurons, Neurons::All) { n_down } else { self.n_firing(n_down) };
-        self.counts = FfnCounts {
-            fired: fired as u64,
-            ran: ran as u64,
-            bytes: bytes as u64,
-            picked: picked as u64,
-            predictor_ns: self.predictor_ns,
-        };
+        let up_bytes = n * weights.up.as_ref().map_or(0, NeuronMatrix::row_bytes);
+        let gate_bytes = n_candidates * weights.gate.row_bytes();
+        counts.fired = fired as u64;
+        counts.ran = ran as u64;
+        counts.bytes = (gate_bytes + up_bytes + n_down * weights.down.row_bytes()) as u64;
+        Fired { n_down, after, counts }
     }
 
-    /// Fills `ids` and `h` with the candidates among `rows` and their activations; returns how many
-    /// were picked and how many there are: more if it is faster to take all, then those that were
-    /// not picked do not fire.
+    /// Which of the first `n_down` neurons belong to each chunk.
+    fn chunks(&self, n_down: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let n_chunks = self.rows.len().div_ceil(CHUNK_ROWS);
+        let mut ends = [n_down; MOST_CHUNKS];
+        for (chunk, end) in ends[..n_chunks - 1].iter_mut().enumerate() {
+            let next = self.rows.start + (chunk + 1) * CHUNK_ROWS;
+            *end = self.ids[..n_down].partition_point(|&id| (id as usize) < next);
+        }
+        (0..n_chunks).map(move |chunk| if chunk == 0 { 0 } else { ends[chunk - 1] }..ends[chunk])
+    }
+
+    /// The weighted sum of the down rows of some `entries`.
+    fn weighted_sum(
+        &self,
+        run: &Run<'_>,
+        (fired, entries): (&Fired<'_>, Range<usize>),
+        sum: &mut [f32],
+    ) {
+        let (weights, h) = (run.weights, &self.h[entries.clone()]);
+        let (ids, down) = (&self.ids[entries.start..fired.n_down], &weights.down);
+        let row = |k| row_of([down, &weights.gate], [ids, fired.after], k);
+        rows::weighted_sum((run.kernels, down.format()), row, h, sum);
+    }
+
+    /// Fills `ids` and `h` with the candidates and their activations, counts those that were picked, and
+    /// returns how many there are: more if it is faster to take all, then those that were not picked
+    /// do not fire.
     fn start(
         &mut self,
         run: &Run<'_>,
         neurons: (Neurons<'_>, Option<&[u32]>),
         seen: Seen<'_>,
-        rows: Range<usize>,
-    ) -> (usize, usize) {
-        let picked = self.pick(run, neurons, seen, rows.clone());
+        counts: &mut FfnCounts,
+    ) -> usize {
+        let rows = self.rows.clone();
+        let picked = self.pick(run, neurons, seen, counts);
+        counts.picked = picked as u64;
         let all = picked < rows.len() && most_of(picked, rows.len());
-        let mut left_out = [false; CHUNK_ROWS];
+        let mut left_out = [false; MOST_CHUNKS * CHUNK_ROWS];
         if all {
             left_out.fill(true);
             for &id in &self.ids[..picked] {
                 left_out[id as usize - rows.start] = false;
             }
-            self.list(rows.clone());
+            self.list();
         }
         let len = if all { rows.len() } else { picked };
         let (ids, h) = (&self.ids[..len], &mut self.h[..len]);
@@ -260,18 +324,18 @@ impl Chunk {
         for ((h, &id), left_out) in h.iter_mut().zip(ids).zip(left_out) {
             *h = if left_out { 0.0 } else { run.weights.activate(id as usize, *h) };
         }
-        (picked, len)
+        len
     }
 
-    /// Fills `ids` with the candidates among `rows`, which may be listed; returns how many there are.
+    /// Fills `ids` with the candidates, which may be listed; returns how many there are.
     fn pick(
         &mut self,
         run: &Run<'_>,
         (neurons, listed): (Neurons<'_>, Option<&[u32]>),
         seen: Seen<'_>,
-        rows: Range<usize>,
+        counts: &mut FfnCounts,
     ) -> usize {
-        self.predictor_ns = 0;
+        let rows = self.rows.clone();
         if let Some(ids) = listed {
             self.ids[..ids.len()].copy_from_slice(ids);
             return ids.len();
@@ -282,7 +346,7 @@ impl Chunk {
                 // a chunk is whole groups
                 let groups = rows.start / GROUP_ROWS..rows.end.div_ceil(GROUP_ROWS);
                 let best = LowBitKernels::best();
-                estimate.pick_groups(best, groups, (input, margin), &mut self.ids)
+                estimate.pick_groups(best, groups, (input, margin), self.ids)
             }
             (Neurons::Scored(scores), Seen::Hidden(hidden)) => {
                 let row_ops = run.kernels.primitives(scores.rows.format());
@@ -296,16 +360,17 @@ impl Chunk {
                 len
             }
             _ => {
-                self.list(rows.clone());
+                self.list();
                 return rows.len();
             }
         };
-        self.predictor_ns = nanoseconds(began);
+        counts.predictor_ns = nanoseconds(began);
         len
     }
 
-    /// Lists all of `rows`.
-    fn list(&mut self, rows: Range<usize>) {
+    /// Lists all neurons.
+    fn list(&mut self) {
+        let rows = self.rows.clone();
         // ids are u32: a matrix has no more rows
         self.ids.iter_mut().zip(rows).for_each(|(id, row)| *id = row as u32);
     }
@@ -326,3 +391,6 @@ impl Chunk {
         kept
     }
 }
+
+#[cfg(test)]
+mod tests;
