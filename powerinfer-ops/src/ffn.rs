@@ -264,7 +264,7 @@ pub struct FfnCounts {
 /// `x` and the result `[n_tokens, d_model]` f32.
 /// # Cost
 /// For one token and [`Neurons::Firing`]: all gate rows, and the up and down rows of the neurons
-/// that fire. Allocates the result only.
+/// that fire. Allocates the result and a flag a thread.
 /// # Errors
 /// [`OpError::NotSparse`] if neurons are to be left out under an activation that is never zero,
 /// [`OpError::DownByOutput`] if some are picked and down is not stored by neuron,

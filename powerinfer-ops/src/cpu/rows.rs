@@ -75,9 +75,9 @@ pub(super) const AHEAD_BYTES: usize = 8 << 10;
 /// are short: with 32 KiB of a token and of the row in an L1 cache of 48, rows of 8192 values one by one
 /// took f16 down from 40 to 24 GB/s and f32 to 31, and groups bf16 up to 33, f16 to 27 and f32 to 40.
 const LONG_BYTES: usize = 12 << 10;
-/// Rows whose weighted sum is taken on its own before it is added to the others: what one task
-/// does. It belongs to the
-/// order of summation, so it is the same for every number of threads and tokens.
+/// Rows whose weighted sum is taken on its own before it is added to the others: the least that one
+/// task does. It belongs to the order of summation, so it is the same for every number of threads and
+/// tokens.
 pub(crate) const CHUNK_ROWS: usize = 256;
 
 /// Into how many tasks to cut work that reads `bytes` of weights.

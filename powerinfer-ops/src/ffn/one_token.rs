@@ -1,4 +1,5 @@
-//! One token in one parallel region: a chunk of neurons goes from gate to down in one task.
+//! One token in one parallel region: a stretch of neurons, some chunks, goes from gate to down in one
+//! task.
 //!
 //! The naive form makes a pass over the gate, a list of what fires, a pass over up and one over
 //! down, and waits for all threads between them. But a neuron needs no other neuron until the

@@ -4,8 +4,10 @@ use testing::{Seeded, assert_same_bits};
 
 use super::*;
 use crate::activation::Activation;
-use crate::ffn::ffn_into;
+use crate::ffn::{NeuronScores, ffn_into};
 use crate::format::WeightFormat;
+use crate::format::low_bit::LowBitFormat;
+use crate::gate_estimate::GateEstimate;
 use crate::mask::NeuronIds;
 use crate::threads::ThreadPool;
 use crate::workspace::Workspace;
@@ -50,6 +52,12 @@ fn a_network_of_many_chunks_has_the_same_bits_however_it_is_cut() {
         };
         let picks = [NeuronIds::from_sorted((0..n as u32).filter(listed).collect()).unwrap()];
         let all = [NeuronIds::all(n)];
+        let rows = NeuronMatrix::from_f32(format, n, 128, &Seeded::new(5).normal(n * 128)).unwrap();
+        let hidden = Seeded::new(6).normal(128);
+        let scored = Neurons::Scored(NeuronScores { rows: &rows, hidden: &hidden, threshold: 4.0 });
+        let copy = LowBitFormat::Bits2;
+        let copy = GateEstimate::new(copy, &weights.gate, None, relu).unwrap();
+        let predicted = [scored, Neurons::Estimated(&copy, 0.5)].map(|by| (by, run(1, by)));
         let whole = run(1, Neurons::All);
         let of_picks = run(1, Neurons::FiringOf(&picks));
         for n_threads in [1, 2, 3, 4, 7] {
@@ -62,6 +70,12 @@ fn a_network_of_many_chunks_has_the_same_bits_however_it_is_cut() {
             assert_same_bits(&y, &of_picks.0, format!("{format} {n_threads} picks"));
             assert_eq!(counts.fired, of_picks.1.fired);
             assert_eq!(counts.picked, picks[0].len() as u64);
+            for (predictor, expected) in &predicted {
+                let (y, counts) = run(n_threads, *predictor);
+                assert_same_bits(&y, &expected.0, format!("{format} {n_threads} predicted"));
+                assert_eq!((counts.picked, counts.fired), (expected.1.picked, expected.1.fired));
+                assert!(counts.fired > 0 && counts.picked < n as u64, "{counts:?}");
+            }
         }
     }
 }
